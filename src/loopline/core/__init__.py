@@ -1,0 +1,1 @@
+"""What a run is: events, listeners, the plan, progress. Standard library only; no torch."""

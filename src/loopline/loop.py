@@ -1,0 +1,497 @@
+"""The training loop, as functions that the Trainer and a hand-written loop call alike.
+
+    with loop.fit(run):
+        for _ in loop.epochs(run, 10):
+            for x, y in loop.batches(run, train_loader):
+                loss = criterion(model(x), y)
+                loop.backward(run, loss)
+                loop.optimizer_step(run)
+            for x, y in loop.evaluate(run, val_loader):
+                run.log({"loss": criterion(model(x), y)}, weight=len(x))
+
+Every event of a run is sent from this file, in the order of `core/event.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from .core import event as at
+from .core.binding import name_of
+from .core.errors import BadLoader, BadStep, LooplineError, RankMismatch, StopRun
+from .core.event import Event
+from .core.progress import Batch, Progress, Requests
+from .core.run import Run, Stage
+from .core.when import Unit
+from .data import size_of, trusted_length
+from .metrics import Metrics, Watched
+from .randomness import untouched
+
+__all__ = ["backward", "batches", "epochs", "evaluate", "fit", "opened", "optimizer_step", "safe_point"]
+
+logger = logging.getLogger("loopline")
+
+_END = object()
+_NOTHING = object()
+
+
+@contextmanager
+def fit(run: Run) -> Iterator[Run]:
+    """Around a training: SETUP and FIT_START before it, FIT_END after it, TEARDOWN whatever happens."""
+    with opened(run):
+        try:
+            run.emit(at.FIT_START)
+            if run.progress != Progress():
+                run.emit(at.RESUMED)
+        except StopRun as stop:
+            _stop(run, stop.reason)  # the body is entered all the same; its loops end at once
+        try:
+            yield run
+        except StopRun as stop:
+            _stop(run, stop.reason)
+            run.emit(at.STOPPED)
+            _train_end(run)
+        if run.status == "running":
+            run.status = "completed"
+        run.emit(at.FIT_END)
+
+
+@contextmanager
+def opened(run: Run) -> Iterator[Run]:
+    """Around any use of a run: SETUP before it, EXCEPTION if it fails, TEARDOWN for everybody who saw SETUP."""
+    if run.status != "new":
+        raise LooplineError(
+            f"This run is {run.status}; a run is used once. Go on with a new one: Run(progress=run.progress, ...)."
+        )
+    _prepare(run)
+    failure: BaseException | None = None
+    try:
+        _setup(run)
+        yield run
+    except StopRun as stop:
+        _stop(run, stop.reason)
+    except BaseException as error:
+        failure = run.error = error
+        run.status = "failed" if isinstance(error, Exception) else "interrupted"
+        run.reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        _each_alone(run, at.EXCEPTION, failure)
+        raise
+    finally:
+        if run.status == "running":
+            run.status = "completed"
+        run._batch = None
+        closing = _each_alone(run, at.TEARDOWN, failure)
+        run.close()
+        if closing and failure is None:
+            raise BaseExceptionGroup("errors at teardown", closing)
+
+
+def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> Iterator[int]:
+    """The epochs that are still to do, up to so many epochs or so many optimizer steps, whichever comes first.
+
+    A run that stops, or reaches its last step, inside an epoch leaves it unfinished: no PASS_END, no EPOCH_END.
+    """
+    _check_limits(epochs, steps)
+    run.limits.epochs, run.limits.steps = epochs, steps
+    run.stage = "train"
+    run._training = True
+    run.emit(at.TRAIN_START)
+    while not _finished(run):
+        run.epoch = run.progress.epochs
+        if isinstance(run.model, nn.Module):
+            run.model.train()
+        if run.progress.batches_in_epoch == 0:
+            run.emit(at.EPOCH_START)
+        yield run.epoch
+        if run.ending:
+            break
+        run.emit(at.EPOCH_END)
+        _step_schedulers(run, "epochs", run.epoch + 1, watching=False)
+        _step_schedulers(run, "epochs", run.epoch + 1, watching=True)
+        run.progress.epochs += 1
+        run.progress.batches_in_epoch = 0
+        safe_point(run)
+    if run.status == "stopped":
+        run.emit(at.STOPPED)
+    else:
+        run.status = "completed"
+    _train_end(run)
+
+
+def batches(
+    run: Run,
+    loader: Iterable[Any],
+    *,
+    accumulate: int | None = None,
+    unfinished: Literal["step", "drop"] = "step",
+    zero_grad: bool = True,
+) -> Iterator[Any]:
+    """The training batches of an epoch that are still to do, in windows of `accumulate` batches.
+
+    A window ends early at the epoch's last batch; with `unfinished="drop"` such a window takes no step. Gradients are
+    cleared at the first batch of a window, before the forward pass.
+    """
+    if accumulate is not None:
+        run.accumulate = accumulate
+    if run.accumulate < 1:
+        raise ValueError(f"accumulate={run.accumulate}: a window has at least one batch.")
+    progress, emit = run.progress, run.emit
+    index = progress.batches_in_epoch
+    if index == 0 and isinstance(run.metrics, Metrics):
+        run.metrics.begin("train")
+    length = _length(run, loader, "train")
+    iterator = islice(loader, index, run.limits.batches.get("train"))
+    ahead: Any = _NOTHING
+    place = 0  # in the window
+    while not _out_of_steps(run):
+        data, ahead = (_fetch(run, iterator) if ahead is _NOTHING else ahead), _NOTHING
+        if data is _END:
+            break
+        last = place + 1 >= run.accumulate
+        if not last and unfinished == "step":
+            if length is not None:
+                last = index + 1 == length
+            else:  # only here must the next batch be seen before this one is used
+                ahead = _fetch(run, iterator)
+                last = ahead is _END
+        run._batch = Batch(data, index, place == 0, last, size_of(data))
+        del data
+        try:
+            if place == 0:
+                _start_window(run)
+            emit(at.BATCH_START)
+            if place == 0 and zero_grad:
+                emit(at.BEFORE_ZERO_GRAD)
+                for optimizer in run.optimizers:
+                    optimizer.zero_grad()
+            yield run._batch.data
+            emit(at.BATCH_END)
+            progress.batches += 1
+            progress.batches_in_epoch += 1
+            progress.samples += run._batch.size
+        finally:
+            run._batch = None  # free the batch before the next one is fetched
+        index += 1
+        place += 1
+        if last:
+            place = 0
+            emit(at.STEP_END)
+            progress.steps += 1
+            safe_point(run)
+            if run.ending:
+                return
+    if _out_of_steps(run) and index != length:
+        run.ending = True
+        return
+    if index == 0:
+        raise BadLoader(_nothing(run, "training"))
+    if place and unfinished == "step":
+        raise BadLoader(
+            f"The training loader's length is {length}, but it gave {index} batches in epoch {run.epoch}, so the last "
+            f"window of {run.accumulate} was never finished. Correct its __len__, or remove it."
+        )
+    emit(at.PASS_END)
+
+
+def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
+    """Add the gradients of this batch's loss to its window.
+
+    In a window of several batches each loss counts by its `weight`, the batch's size where none is given, and the
+    window's gradients are the weighted mean over everything in it.
+    """
+    batch = run.batch
+    batch.loss = loss
+    run.emit(at.LOSS_READY)
+    loss = batch.loss
+    if not isinstance(loss, Tensor) or loss.dim() and loss.numel() != 1 or not loss.requires_grad:
+        raise BadStep(_bad_loss(loss))
+    if run.accumulate > 1:
+        weight = batch.size if weight is None else weight
+        run._weight = run._weight + weight
+        loss = loss * weight
+    run.emit(at.BEFORE_BACKWARD)
+    if run.scaler is not None:
+        loss = run.scaler.scale(loss)
+    if batch.last_of_window or run.strategy is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+    else:
+        with run.strategy.unfinished_window(run.parts):
+            loss.backward()  # type: ignore[no-untyped-call]
+    run.emit(at.AFTER_BACKWARD)
+
+
+def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
+    """Change the weights if this batch ends its window; say whether they changed.
+
+    They stay as they are if a handler asked for it with `run.skip_step`, or if half-precision gradients overflowed.
+    """
+    if not run.batch.last_of_window:
+        return False
+    if run.accumulate > 1:
+        _divide_gradients(run)
+    scaler = run.scaler
+    if scaler is not None:
+        for optimizer in run.optimizers:
+            scaler.unscale_(optimizer)
+    run.emit(at.BEFORE_OPTIMIZER_STEP)
+    if clip_norm is not None:
+        clip_gradients(run, clip_norm)
+    if run.skipped is None:
+        if scaler is None:
+            for optimizer in run.optimizers:
+                optimizer.step()
+        else:
+            for optimizer in run.optimizers:
+                scaler.step(optimizer)
+    if scaler is not None:
+        scale = scaler.get_scale()
+        scaler.update()
+        if scaler.get_scale() < scale:
+            run.skipped = run.skipped or f"gradients overflowed; the loss scale is now {scaler.get_scale():g}"
+    if run.skipped is not None:
+        return False
+    run.emit(at.AFTER_OPTIMIZER_STEP)
+    _step_schedulers(run, "steps", run.step + 1, watching=False)
+    return True
+
+
+def clip_gradients(run: Run, max_norm: float) -> Tensor:
+    """Scale the gradients down to a total norm, in the strategy's way; give the norm that they had."""
+    if run.strategy is not None:
+        norm: Tensor = run.strategy.clip(run.parts, max_norm)
+        return norm
+    return clip_grad_norm_(_parameters(run), max_norm)
+
+
+def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterator[Any]:
+    """The batches of one evaluation: no gradients, evaluation mode, and metrics under the stage's name.
+
+    May be called inside a handler: batch, stage, modes and random streams are given back as they were, so that
+    looking at a model never changes how it trains.
+    """
+    with ExitStack() as back:
+        back.enter_context(untouched())
+        back.enter_context(torch.no_grad())
+        back.callback(_give_back, run, run.stage, run._batch, _modes(run.model))
+        if isinstance(run.model, nn.Module):
+            run.model.eval()
+        run.stage, run._batch = stage, None
+        metrics = run.metrics if isinstance(run.metrics, Metrics) else Metrics()
+        metrics.begin(stage)
+        _length(run, loader, stage)
+        if stage == "sanity":
+            run.emit(at.SANITY_START)
+        run.emit(at.EVAL_START)
+        run.emit(at.EVAL_EPOCH_START)
+        index = -1
+        for index, data in enumerate(islice(loader, run.limits.batches.get(stage))):
+            run._batch = Batch(data, index, size=size_of(data))
+            run.emit(at.EVAL_BATCH_START)
+            yield data
+            run.emit(at.EVAL_BATCH_END)
+            run._batch = None
+        if index < 0:
+            raise BadLoader(_nothing(run, stage))
+        run.emit(at.EVAL_EPOCH_END)
+        metrics.finish(stage)
+        run.emit(at.EVAL_END)
+        if stage == "sanity":
+            metrics.forget("sanity")
+            run.emit(at.SANITY_END)
+
+
+def safe_point(run: Run) -> None:
+    """The only place where requests are answered: counts are final and no batch is in hand."""
+    requests = run.requests
+    stop, save, evaluate = requests.stop is not None, requests.save is not None, requests.evaluate
+    if run.comm.world_size > 1:
+        stop, save, evaluate = run.comm.any(stop, save, evaluate)
+        if stop:
+            reasons = run.comm.gather(requests.stop)
+            requests.stop = next(str(reason) for reason in reasons if reason is not None)
+    if evaluate and run.evaluator is not None:
+        run.evaluator(run)
+    _step_schedulers(run, "steps", run.progress.steps, watching=True)
+    if save and run.saver is not None:
+        run.saver(run, requests.save or "asked for by another rank")
+    if stop:
+        _stop(run, requests.stop or "stopped")
+    if stop or save or evaluate:
+        run.requests = Requests()
+
+
+def _prepare(run: Run) -> None:
+    if run.comm.world_size > 1:
+        _compare_ranks(run)
+    if not isinstance(run.metrics, Metrics):
+        run.metrics = Metrics(run.metrics)
+    run._schedule = [(s, s.when.watch(), Watched(s.metric) if s.metric else None) for s in run.schedulers]
+    run._unreached = {id(binding.owner) for binding in run.plan.bindings.get(at.SETUP, ())}
+    run.status = "running"
+
+
+def _compare_ranks(run: Run) -> None:
+    """An exchange that only some ranks take part in would never end: better to refuse now."""
+    mine = run.plan.everywhere
+    for rank, theirs in enumerate(run.comm.gather(mine)):
+        if theirs != mine:
+            odd = sorted(set(cast(tuple[str, ...], theirs)) ^ set(mine)) or ["the order of attachment"]
+            raise RankMismatch(
+                f"Rank {rank} and rank {run.comm.rank} do not hold the same listeners; they differ in: "
+                f"{'; '.join(odd)}. Attach the same callbacks on every rank, and let their `ranks` say where they act."
+            )
+
+
+def _setup(run: Run) -> None:
+    plan = run.plan
+    for binding, handler in zip(plan.bindings.get(at.SETUP, ()), plan[at.SETUP], strict=True):
+        run._unreached.discard(id(binding.owner))
+        try:
+            handler(run)
+        except Exception as error:
+            error.add_note(f"raised by {name_of(binding.owner)} at setup")
+            raise
+
+
+def _each_alone(run: Run, event: Event, failure: BaseException | None) -> list[BaseException]:
+    """Call every handler of an event, whatever the others do: a first failure is never hidden by a later one.
+
+    TEARDOWN goes backwards, who was set up first being torn down last, and leaves out whom SETUP did not reach.
+    """
+    errors: list[BaseException] = []
+    plan = run.plan
+    handlers = list(zip(plan.bindings.get(event, ()), plan[event], strict=True))
+    if event is at.TEARDOWN:
+        handlers = [pair for pair in reversed(handlers) if id(pair[0].owner) not in run._unreached]
+    for binding, handler in handlers:
+        try:
+            handler(run)
+        except BaseException as error:  # noqa: BLE001 - collected, and raised together at the end
+            where = f"{name_of(binding.owner)} failed at {event.name}"
+            if failure is None and binding.on_error == "raise":
+                error.add_note(where)
+                errors.append(error)
+                continue
+            logger.warning("%s: %s: %s", where, type(error).__name__, error, exc_info=error)
+            if failure is not None:
+                failure.add_note(f"then {where}: {type(error).__name__}: {error}")
+    return errors
+
+
+def _train_end(run: Run) -> None:
+    if run._training:
+        run._training = False
+        run.emit(at.TRAIN_END)
+
+
+def _stop(run: Run, reason: str) -> None:
+    run.status, run.reason, run.ending = "stopped", reason, True
+
+
+def _start_window(run: Run) -> None:
+    run.step = run.progress.steps
+    run.skipped = None
+    run._weight = 0
+    run.emit(at.STEP_START)
+
+
+def _fetch(run: Run, iterator: Iterator[Any]) -> Any:
+    run.emit(at.FETCH_START)
+    data = next(iterator, _END)
+    run.emit(at.FETCH_END)
+    return data
+
+
+def _check_limits(epochs: int | None, steps: int | None) -> None:
+    if epochs is None and steps is None:
+        raise ValueError("Say how far to train: epochs=..., steps=..., or both.")
+    for name, count in (("epochs", epochs), ("steps", steps)):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+            raise ValueError(f"{name}={count!r}: give a whole number, 0 or more; 0 trains nothing.")
+
+
+def _out_of_steps(run: Run) -> bool:
+    return run.limits.steps is not None and run.progress.steps >= run.limits.steps
+
+
+def _finished(run: Run) -> bool:
+    """Whether nothing is left to do; an epoch already begun may still want its end."""
+    if run.ending:
+        return True
+    if run.limits.epochs is not None and run.progress.epochs >= run.limits.epochs:
+        return True
+    return _out_of_steps(run) and run.progress.batches_in_epoch == 0
+
+
+def _length(run: Run, loader: Iterable[Any], stage: Stage) -> int | None:
+    """How many batches a pass will have, if that is known; noted for progress bars."""
+    length = trusted_length(loader)
+    limit = run.limits.batches.get(stage)
+    if limit is not None:
+        length = limit if length is None and stage != "train" else None if length is None else min(length, limit)
+    run.lengths[stage] = length
+    run.loaders[stage] = loader
+    return length
+
+
+def _divide_gradients(run: Run) -> None:
+    """From the sum over a window to its weighted mean."""
+    gradients = [parameter.grad for parameter in _parameters(run) if parameter.grad is not None]
+    if isinstance(run._weight, Tensor):
+        torch._foreach_div_(gradients, run._weight.detach().clamp(min=torch.finfo(torch.float32).tiny))
+    elif run._weight == 0:
+        run.skipped = run.skipped or "the weights of this window add up to 0"
+    elif gradients:
+        torch._foreach_div_(gradients, float(run._weight))
+
+
+def _parameters(run: Run) -> list[Tensor]:
+    return [p for optimizer in run.optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _step_schedulers(run: Run, unit: Unit, count: int, *, watching: bool) -> None:
+    for scheduled, due, watched in run._schedule:
+        if (watched is not None) is not watching or not due(unit, count):
+            continue
+        if watched is None:
+            scheduled.scheduler.step()
+        elif (value := watched.new(run)) is not None:
+            scheduled.scheduler.step(value)
+
+
+def _modes(model: Any) -> list[tuple[nn.Module, bool]]:
+    return [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
+
+
+def _give_back(run: Run, stage: Stage, batch: Batch | None, modes: list[tuple[nn.Module, bool]]) -> None:
+    run.stage, run._batch = stage, batch
+    for module, training in modes:
+        module.training = training
+
+
+def _bad_loss(loss: object) -> str:
+    if not isinstance(loss, Tensor):
+        return f"The loss is {type(loss).__name__} {loss!r}; it must be a tensor with one number."
+    if loss.dim() and loss.numel() != 1:
+        return f"The loss has the shape {tuple(loss.shape)}; it must be one number. Take its mean() or sum()."
+    return (
+        "The loss has no gradient: nothing that it was computed from requires one. Was it detached, computed under "
+        "no_grad, or is every parameter of the model frozen?"
+    )
+
+
+def _nothing(run: Run, what: str) -> str:
+    if run.epoch == 0 and run.progress.batches == 0 or what not in ("training", "val"):
+        return f"The {what} loader gave no batch. Is the dataset empty, or smaller than a batch with drop_last=True?"
+    return (
+        f"The {what} loader gave no batch in epoch {run.epoch}. If it is a generator or an iterator, it can be read "
+        "only once; give a DataLoader, a list, or an object whose __iter__ starts anew."
+    )

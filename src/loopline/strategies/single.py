@@ -1,0 +1,82 @@
+"""One process, one device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from ..core.comm import ALONE, Comm
+from .base import Parts, Strategy, Traits
+
+__all__ = ["Single", "strategy_of"]
+
+
+class Single:
+    """The whole model on one device: "auto" takes cuda, else mps, else the cpu."""
+
+    comm: Comm = ALONE
+    traits = Traits()
+
+    def __init__(self, device: str | torch.device = "auto") -> None:
+        self.device = _device(device)
+
+    def place(self, parts: Parts) -> Parts:
+        parts.model.to(self.device)
+        for optimizer in parts.optimizers:
+            if any(v.device != self.device for s in optimizer.state.values() for v in s.values() if _travels(v)):
+                optimizer.load_state_dict(optimizer.state_dict())  # this moves state to its parameters' device
+        return parts
+
+    def unfinished_window(self, parts: Parts) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def clip(self, parts: Parts, max_norm: float) -> Tensor:
+        return clip_grad_norm_(parts.model.parameters(), max_norm)
+
+    def state(self, parts: Parts) -> dict[str, Any]:
+        optimizers = {f"optimizer/{i}": optimizer.state_dict() for i, optimizer in enumerate(parts.optimizers)}
+        return {"model": parts.model.state_dict(), **optimizers}
+
+    def load_state(self, parts: Parts, state: dict[str, Any]) -> None:
+        parts.model.load_state_dict(state["model"])
+        for i, optimizer in enumerate(parts.optimizers):
+            optimizer.load_state_dict(state[f"optimizer/{i}"])
+
+    def close(self) -> None:
+        return None
+
+
+def strategy_of(given: Strategy | str | torch.device) -> Strategy:
+    """The strategy that a name stands for: "auto", "single", or a device such as "cpu" or "cuda:1"."""
+    if isinstance(given, str) and given in ("auto", "single"):
+        return Single("auto")
+    if isinstance(given, str | torch.device):
+        return Single(given)
+    return given
+
+
+def _device(given: str | torch.device) -> torch.device:
+    if given == "auto":
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        given = best
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{given!r} is neither a strategy (auto, single) nor a device (auto, cpu, cuda, cuda:1, mps)."
+        ) from error
+    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if device.type in available and not available[device.type]():
+        raise ValueError(f"The device {str(device)!r} was asked for, but torch finds none here; use 'auto' or 'cpu'.")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _travels(value: object) -> bool:
+    # a step counter may stay on the cpu by design
+    return isinstance(value, Tensor) and value.dim() > 0

@@ -1,0 +1,274 @@
+"""The Trainer: it puts the parts together and writes its loop with the public functions of `loop`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import loop
+from .callbacks.progress_bar import ProgressBar
+from .core.binding import Binding
+from .core.errors import BadStep
+from .core.event import STEP_END
+from .core.progress import Progress
+from .core.run import Run, Stage
+from .core.when import Every, Watch, When
+from .data import Placed
+from .randomness import seed_everything
+from .sinks import Sink, Sinks
+from .strategies import Parts, Precision, Strategy, precision_of, strategy_of
+from .task import Task
+
+__all__ = ["Trainer"]
+
+logger = logging.getLogger("loopline")
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains a task. Whatever it calls, anyone may call: there is no private door.
+
+    >>> from loopline.testing import TinyTask, tiny_loader
+    >>> run = Trainer(TinyTask(), progress=False).fit(tiny_loader(), epochs=2)
+    >>> run.status, run.progress.epochs
+    ('completed', 2)
+    """
+
+    task: Task = field(kw_only=False)
+    strategy: Strategy | str = "auto"
+    precision: Precision | str = "fp32"
+    accumulate: int = 1
+    clip_norm: float | None = None
+    evaluate: When = Every(epochs=1)
+    sanity: int = 2
+    callbacks: Sequence[object] = ()
+    sinks: Sequence[Sink] = ()
+    progress: bool = True
+    seed: int | None = None
+    run: Run | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task, Task):
+            raise TypeError(
+                f"Trainer({type(self.task).__name__}): the first argument is a Task. For a model with a loss and an "
+                "optimizer, give SupervisedTask(model, loss=..., optimizer=...)."
+            )
+        for name in ("accumulate", "sanity"):
+            value, least = getattr(self, name), 1 if name == "accumulate" else 0
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"Trainer({name}={value!r}): give a whole number, {least} or more.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"Trainer(clip_norm={self.clip_norm!r}): give a norm above 0, or None.")
+        if self.task.manual and self.accumulate > 1:
+            raise ValueError("A task with manual=True steps its optimizers itself; Trainer(accumulate=...) cannot.")
+        if not isinstance(self.evaluate, When):
+            raise TypeError(f"Trainer(evaluate={self.evaluate!r}): say when, for example Every(epochs=1).")
+        self.strategy = strategy_of(self.strategy)
+        self.precision = precision_of(self.precision)
+
+    def fit(
+        self,
+        train: Iterable[Any],
+        validation: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        resume: Run | None = None,
+    ) -> Run:
+        """Train up to so many epochs or optimizer steps; the run that comes back says how it ended.
+
+        `validation` is evaluated as `evaluate` says, and once more where `steps` ends the run inside an epoch. With
+        `resume`, an earlier run of this process, counting goes on where that one stopped.
+        """
+        loop._check_limits(epochs, steps)
+        if self.seed is not None:
+            seed_everything(self.seed)
+        run = self._new_run(training=True, progress=_progress_of(resume))
+        train = self._placed(train)
+        extra: list[object] = []
+        due = self.evaluate.watch()
+        if validation is not None:
+            val_loader = self._placed(validation)
+            run.evaluator = lambda run: self._evaluate(run, val_loader, "val")
+            if "steps" in self.evaluate.units:
+                extra.append(_AskForEvaluation(due))
+        run.listen(*extra)
+        step = self._train_batch()
+        with loop.fit(run):
+            if validation is not None and self.sanity and run.progress == Progress():
+                run.limits.batches.setdefault("sanity", self.sanity)
+                self._evaluate(run, val_loader, "sanity")
+            for _ in loop.epochs(run, epochs, steps=steps):
+                for batch in loop.batches(run, train):
+                    step(batch, run)
+                if validation is not None and run.status == "running" and (run.ending or due("epochs", run.epoch + 1)):
+                    run.evaluator(run)
+        return run
+
+    def validate(self, loader: Iterable[Any]) -> dict[str, float]:
+        """Evaluate the task on a loader; the metrics have the names that they have in training, such as val/loss."""
+        return self._evaluate_alone(loader, "val")
+
+    def test(self, loader: Iterable[Any]) -> dict[str, float]:
+        """Evaluate the task on a loader under the names of a test, such as test/loss."""
+        return self._evaluate_alone(loader, "test")
+
+    def predict(self, loader: Iterable[Any]) -> list[Any]:
+        """What the task's `predict_step` says of each batch, in order."""
+        run = self._new_run(training=False)
+        step = self._forward(self.task.predict_step)
+        said: list[Any] = []
+        with loop.opened(run):
+            for batch in loop.evaluate(run, self._placed(loader), stage="predict"):
+                run.batch.output = step(batch, run)
+                said.append(run.batch.output)
+        return said
+
+    def _new_run(self, *, training: bool, progress: Progress | None = None) -> Run:
+        strategy, task = self._strategy, self.task
+        optimizers = _optimizers(task) if training else []
+        parts = strategy.place(Parts(task.model, optimizers))
+        self.run = Run(
+            model=parts.model,
+            optimizers=parts.optimizers,
+            schedulers=list(task.schedulers()) if training else [],
+            scaler=self._precision.scaler(strategy.device) if training else None,
+            accumulate=self.accumulate,
+            comm=strategy.comm,
+            progress=progress or Progress(),
+            task=task,
+            strategy=strategy,
+            parts=parts,
+            callbacks=[*self._bar(), *self.callbacks, *self._sinks()],
+        )
+        return self.run
+
+    def _train_batch(self) -> Callable[[Any, Run], None]:
+        """What one training batch asks for, with whatever can be decided beforehand decided."""
+        forward = self._forward(self.task.train_step)
+        clip_norm, manual = self.clip_norm, self.task.manual
+
+        def train_batch(batch: Any, run: Run) -> None:
+            said = forward(batch, run)
+            run.batch.output = said
+            if manual:
+                if said is not None:
+                    _log(run, said if isinstance(said, Mapping) else {"loss": said})
+                return
+            loss, weight = _loss(said), None
+            if isinstance(said, Mapping):
+                weight = said.get("weight")
+                _log(run, said)
+            else:
+                run.log({"loss": said}, weight=run.batch.size)
+            loop.backward(run, loss, weight=weight)
+            loop.optimizer_step(run, clip_norm=clip_norm)
+
+        return train_batch
+
+    def _evaluate(self, run: Run, loader: Iterable[Any], stage: Stage) -> None:
+        step = self._forward(self.task.eval_step)
+        for batch in loop.evaluate(run, loader, stage=stage):
+            said = step(batch, run)
+            if not isinstance(said, Mapping):
+                raise BadStep(
+                    f"{type(self.task).__qualname__}.eval_step returned {type(said).__name__}; it returns a mapping "
+                    "of names to values, such as {'loss': loss}."
+                )
+            run.batch.output = said
+            _log(run, said)
+
+    def _evaluate_alone(self, loader: Iterable[Any], stage: Stage) -> dict[str, float]:
+        run = self._new_run(training=False)
+        with loop.opened(run):
+            self._evaluate(run, self._placed(loader), stage)
+        return {name: value for name, value in run.metrics.items() if name.startswith(f"{stage}/")}
+
+    def _forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._precision.forward(function, self._strategy.device)
+
+    def _placed(self, loader: Iterable[Any]) -> Iterable[Any]:
+        device = self._strategy.device
+        return loader if device.type == "cpu" else Placed(loader, device)
+
+    def _bar(self) -> list[object]:
+        wanted = self.progress and not any(isinstance(given, ProgressBar) for given in self.callbacks)
+        return [ProgressBar()] if wanted else []
+
+    def _sinks(self) -> list[object]:
+        return [Sinks(self.sinks)] if self.sinks else []
+
+    @property
+    def _strategy(self) -> Strategy:
+        return strategy_of(self.strategy)
+
+    @property
+    def _precision(self) -> Precision:
+        return precision_of(self.precision)
+
+
+class _AskForEvaluation:
+    """Asks for an evaluation at the steps when it is due."""
+
+    def __init__(self, due: Watch) -> None:
+        self.due = due
+
+    def bindings(self, run: Run) -> Iterable[Binding]:
+        yield Binding(STEP_END, self._ask, owner=self)
+
+    def _ask(self, run: Run) -> None:
+        if self.due("steps", run.step + 1):
+            run.evaluate()
+
+
+def _log(run: Run, said: Mapping[str, Any]) -> None:
+    """Log what is one number; tensors of more than one are for callbacks to read."""
+    weight = said.get("weight", run.batch.size)
+    run.log(
+        {
+            name: value
+            for name, value in said.items()
+            if name != "weight" and (value.dim() == 0 if isinstance(value, Tensor) else _measures(value))
+        },
+        weight=weight,
+    )
+
+
+def _measures(value: object) -> bool:
+    return isinstance(value, int | float) or hasattr(value, "compute")
+
+
+def _loss(said: Any) -> Any:
+    if not isinstance(said, Mapping):
+        return said
+    if "loss" not in said:
+        names = ", ".join(map(repr, said)) or "nothing"
+        raise BadStep(f'train_step returned a mapping without "loss" (it has {names}). Return {{"loss": loss, ...}}.')
+    return said["loss"]
+
+
+def _optimizers(task: Task) -> list[Optimizer]:
+    if not any(parameter.requires_grad for parameter in task.model.parameters()):
+        raise BadStep(
+            f"{type(task.model).__name__} has no parameter that requires a gradient, so there is nothing to train. "
+            "To measure it as it is, call validate or test."
+        )
+    given = task.optimizers()
+    optimizers = [given] if isinstance(given, Optimizer) else list(given)
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+        raise TypeError(f"{type(task).__qualname__}.optimizers() gave {given!r}: return a torch optimizer, or a list.")
+    return optimizers
+
+
+def _progress_of(earlier: Run | None) -> Progress | None:
+    if earlier is None:
+        return None
+    if earlier.status == "failed":
+        logger.warning("Going on after a failed run: its last step may be half done.")
+    return copy.copy(earlier.progress)
