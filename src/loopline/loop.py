@@ -27,7 +27,22 @@ from torch.nn.utils import clip_grad_norm_
 from .core import event as at
 from .core.binding import name_of
 from .core.errors import BadLoader, BadStep, LooplineError, RankMismatch, StopRun
-from .core.event import Event
+from .core.event import (
+    AFTER_BACKWARD,
+    AFTER_OPTIMIZER_STEP,
+    BATCH_END,
+    BATCH_START,
+    BEFORE_BACKWARD,
+    BEFORE_OPTIMIZER_STEP,
+    BEFORE_ZERO_GRAD,
+    FETCH_END,
+    FETCH_START,
+    LOSS_READY,
+    PASS_END,
+    STEP_END,
+    STEP_START,
+    Event,
+)
 from .core.progress import Batch, Progress, Requests
 from .core.run import Run, Stage
 from .core.when import Unit
@@ -35,12 +50,23 @@ from .data import size_of, trusted_length
 from .metrics import Metrics, Watched
 from .randomness import untouched
 
-__all__ = ["backward", "batches", "epochs", "evaluate", "fit", "opened", "optimizer_step", "safe_point"]
+__all__ = [
+    "backward",
+    "batches",
+    "clip_gradients",
+    "epochs",
+    "evaluate",
+    "fit",
+    "opened",
+    "optimizer_step",
+    "safe_point",
+]
 
 logger = logging.getLogger("loopline")
 
 _END = object()
 _NOTHING = object()
+_SEQUENCES = (tuple, list)
 
 
 @contextmanager
@@ -59,8 +85,7 @@ def fit(run: Run) -> Iterator[Run]:
             _stop(run, stop.reason)
             run.emit(at.STOPPED)
             _train_end(run)
-        if run.status == "running":
-            run.status = "completed"
+        _completed(run)
         run.emit(at.FIT_END)
 
 
@@ -85,8 +110,7 @@ def opened(run: Run) -> Iterator[Run]:
         _each_alone(run, at.EXCEPTION, failure)
         raise
     finally:
-        if run.status == "running":
-            run.status = "completed"
+        _completed(run)
         run._batch = None
         closing = _each_alone(run, at.TEARDOWN, failure)
         run.close()
@@ -149,45 +173,72 @@ def batches(
         run.metrics.begin("train")
     length = _length(run, loader, "train")
     iterator = islice(loader, index, run.limits.batches.get("train"))
+    data: Any
     ahead: Any = _NOTHING
-    place = 0  # in the window
-    while not _out_of_steps(run):
-        data, ahead = (_fetch(run, iterator) if ahead is _NOTHING else ahead), _NOTHING
+    place = 0  # in the window, counted from 1
+    more = not _out_of_steps(run)
+    while more:
+        # In here each call counts: an event that nobody hears costs a look into the plan, and no call.
+        heard = run._plan
+        if ahead is _NOTHING:
+            if heard[FETCH_START]:
+                emit(FETCH_START)
+            data = next(iterator, _END)
+            if heard[FETCH_END]:
+                emit(FETCH_END)
+        else:
+            data, ahead = ahead, _NOTHING
         if data is _END:
             break
-        last = place + 1 >= run.accumulate
+        place += 1
+        last = place >= run.accumulate
         if not last and unfinished == "step":
             if length is not None:
                 last = index + 1 == length
             else:  # only here must the next batch be seen before this one is used
-                ahead = _fetch(run, iterator)
+                ahead = _look_ahead(run, iterator)
                 last = ahead is _END
-        run._batch = Batch(data, index, place == 0, last, size_of(data))
-        del data
+        first = data[0] if type(data) in _SEQUENCES and data else data  # the inputs, as a rule
+        shape = first.shape if type(first) is Tensor else None
+        size = shape[0] if shape else size_of(data)
+        batch = run._batch = Batch(data, index, place == 1, last, size)
+        del data, first
         try:
-            if place == 0:
-                _start_window(run)
-            emit(at.BATCH_START)
-            if place == 0 and zero_grad:
-                emit(at.BEFORE_ZERO_GRAD)
+            if place == 1:
+                run.step = progress.steps
+                run.skipped = None
+                run._weight = 0
+                if heard[STEP_START]:
+                    emit(STEP_START)
+            if heard[BATCH_START]:
+                emit(BATCH_START)
+            if place == 1 and zero_grad:
+                if heard[BEFORE_ZERO_GRAD]:
+                    emit(BEFORE_ZERO_GRAD)
                 for optimizer in run.optimizers:
                     optimizer.zero_grad()
-            yield run._batch.data
-            emit(at.BATCH_END)
+            yield batch.data
+            heard = run._plan
+            if heard[BATCH_END]:
+                emit(BATCH_END)
             progress.batches += 1
             progress.batches_in_epoch += 1
-            progress.samples += run._batch.size
+            progress.samples += size
         finally:
+            del batch
             run._batch = None  # free the batch before the next one is fetched
         index += 1
-        place += 1
         if last:
             place = 0
-            emit(at.STEP_END)
+            if heard[STEP_END]:
+                emit(STEP_END)
             progress.steps += 1
-            safe_point(run)
+            requests = run.requests
+            if requests.stop or requests.save or requests.evaluate or run._always_ask:
+                safe_point(run)
             if run.ending:
                 return
+            more = progress.steps != run.limits.steps
     if _out_of_steps(run) and index != length:
         run.ending = True
         return
@@ -198,7 +249,7 @@ def batches(
             f"The training loader's length is {length}, but it gave {index} batches in epoch {run.epoch}, so the last "
             f"window of {run.accumulate} was never finished. Correct its __len__, or remove it."
         )
-    emit(at.PASS_END)
+    emit(PASS_END)
 
 
 def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
@@ -207,25 +258,29 @@ def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
     In a window of several batches each loss counts by its `weight`, the batch's size where none is given, and the
     window's gradients are the weighted mean over everything in it.
     """
-    batch = run.batch
+    heard, batch = run._plan, run._batch or run.batch
     batch.loss = loss
-    run.emit(at.LOSS_READY)
-    loss = batch.loss
-    if not isinstance(loss, Tensor) or loss.dim() and loss.numel() != 1 or not loss.requires_grad:
-        raise BadStep(_bad_loss(loss))
+    if heard[LOSS_READY]:
+        run.emit(LOSS_READY)
+        loss = batch.loss
     if run.accumulate > 1:
-        weight = batch.size if weight is None else weight
-        run._weight = run._weight + weight
-        loss = loss * weight
-    run.emit(at.BEFORE_BACKWARD)
-    if run.scaler is not None:
-        loss = run.scaler.scale(loss)
-    if batch.last_of_window or run.strategy is None:
-        loss.backward()  # type: ignore[no-untyped-call]
-    else:
-        with run.strategy.unfinished_window(run.parts):
+        loss = _weighed(run, loss, batch.size if weight is None else weight)
+    if heard[BEFORE_BACKWARD]:
+        run.emit(BEFORE_BACKWARD)
+    try:
+        if run.scaler is not None:
+            loss = run.scaler.scale(loss)
+        if batch.last_of_window or run.strategy is None:
             loss.backward()  # type: ignore[no-untyped-call]
-    run.emit(at.AFTER_BACKWARD)
+        else:
+            with run.strategy.unfinished_window(run.parts):
+                loss.backward()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AttributeError) as error:
+        if wrong := _wrong_with(batch.loss):
+            raise BadStep(wrong) from error
+        raise
+    if heard[AFTER_BACKWARD]:
+        run.emit(AFTER_BACKWARD)
 
 
 def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
@@ -233,7 +288,8 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
 
     They stay as they are if a handler asked for it with `run.skip_step`, or if half-precision gradients overflowed.
     """
-    if not run.batch.last_of_window:
+    heard, batch = run._plan, run._batch or run.batch
+    if not batch.last_of_window:
         return False
     if run.accumulate > 1:
         _divide_gradients(run)
@@ -241,25 +297,21 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
     if scaler is not None:
         for optimizer in run.optimizers:
             scaler.unscale_(optimizer)
-    run.emit(at.BEFORE_OPTIMIZER_STEP)
+    if heard[BEFORE_OPTIMIZER_STEP]:
+        run.emit(BEFORE_OPTIMIZER_STEP)
     if clip_norm is not None:
         clip_gradients(run, clip_norm)
-    if run.skipped is None:
-        if scaler is None:
-            for optimizer in run.optimizers:
-                optimizer.step()
-        else:
-            for optimizer in run.optimizers:
-                scaler.step(optimizer)
     if scaler is not None:
-        scale = scaler.get_scale()
-        scaler.update()
-        if scaler.get_scale() < scale:
-            run.skipped = run.skipped or f"gradients overflowed; the loss scale is now {scaler.get_scale():g}"
+        _scaled_step(run, scaler)
+    elif run.skipped is None:
+        for optimizer in run.optimizers:
+            optimizer.step()
     if run.skipped is not None:
         return False
-    run.emit(at.AFTER_OPTIMIZER_STEP)
-    _step_schedulers(run, "steps", run.step + 1, watching=False)
+    if heard[AFTER_OPTIMIZER_STEP]:
+        run.emit(AFTER_OPTIMIZER_STEP)
+    if run._schedule:
+        _step_schedulers(run, "steps", run.step + 1, watching=False)
     return True
 
 
@@ -268,7 +320,8 @@ def clip_gradients(run: Run, max_norm: float) -> Tensor:
     if run.strategy is not None:
         norm: Tensor = run.strategy.clip(run.parts, max_norm)
         return norm
-    return clip_grad_norm_(_parameters(run), max_norm)
+    unclipped: Tensor = clip_grad_norm_(_parameters(run), max_norm)
+    return unclipped
 
 
 def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterator[Any]:
@@ -334,6 +387,7 @@ def _prepare(run: Run) -> None:
     if not isinstance(run.metrics, Metrics):
         run.metrics = Metrics(run.metrics)
     run._schedule = [(s, s.when.watch(), Watched(s.metric) if s.metric else None) for s in run.schedulers]
+    run._always_ask = run.comm.world_size > 1 or any(s.metric for s in run.schedulers)
     run._unreached = {id(binding.owner) for binding in run.plan.bindings.get(at.SETUP, ())}
     run.status = "running"
 
@@ -374,7 +428,7 @@ def _each_alone(run: Run, event: Event, failure: BaseException | None) -> list[B
     for binding, handler in handlers:
         try:
             handler(run)
-        except BaseException as error:  # noqa: BLE001 - collected, and raised together at the end
+        except BaseException as error:  # collected, and raised together at the end
             where = f"{name_of(binding.owner)} failed at {event.name}"
             if failure is None and binding.on_error == "raise":
                 error.add_note(where)
@@ -392,22 +446,39 @@ def _train_end(run: Run) -> None:
         run.emit(at.TRAIN_END)
 
 
+def _completed(run: Run) -> None:
+    if run.status == "running":
+        run.status = "completed"
+
+
 def _stop(run: Run, reason: str) -> None:
     run.status, run.reason, run.ending = "stopped", reason, True
 
 
-def _start_window(run: Run) -> None:
-    run.step = run.progress.steps
-    run.skipped = None
-    run._weight = 0
-    run.emit(at.STEP_START)
-
-
-def _fetch(run: Run, iterator: Iterator[Any]) -> Any:
-    run.emit(at.FETCH_START)
+def _look_ahead(run: Run, iterator: Iterator[Any]) -> Any:
+    run.emit(FETCH_START)
     data = next(iterator, _END)
-    run.emit(at.FETCH_END)
+    run.emit(FETCH_END)
     return data
+
+
+def _weighed(run: Run, loss: Tensor, weight: Any) -> Tensor:
+    if wrong := _wrong_with(loss):
+        raise BadStep(wrong)
+    run._weight = run._weight + weight
+    weighed: Tensor = loss * weight
+    return weighed
+
+
+def _scaled_step(run: Run, scaler: Any) -> None:
+    if run.skipped is None:
+        for optimizer in run.optimizers:
+            scaler.step(optimizer)
+    before = scaler.get_scale()
+    scaler.update()
+    after = scaler.get_scale()
+    if after < before:
+        run.skipped = run.skipped or f"half-precision gradients overflowed; the loss scale is now {after:g}"
 
 
 def _check_limits(epochs: int | None, steps: int | None) -> None:
@@ -477,19 +548,22 @@ def _give_back(run: Run, stage: Stage, batch: Batch | None, modes: list[tuple[nn
         module.training = training
 
 
-def _bad_loss(loss: object) -> str:
+def _wrong_with(loss: object) -> str | None:
+    """What keeps a loss from being trained on, if anything does."""
     if not isinstance(loss, Tensor):
-        return f"The loss is {type(loss).__name__} {loss!r}; it must be a tensor with one number."
-    if loss.dim() and loss.numel() != 1:
+        return f"The loss is a {type(loss).__name__}, {loss!r}; it must be a tensor with one number."
+    if loss.numel() != 1:
         return f"The loss has the shape {tuple(loss.shape)}; it must be one number. Take its mean() or sum()."
-    return (
-        "The loss has no gradient: nothing that it was computed from requires one. Was it detached, computed under "
-        "no_grad, or is every parameter of the model frozen?"
-    )
+    if not loss.requires_grad:
+        return (
+            "The loss has no gradient: nothing that it was computed from requires one. Was it detached, computed "
+            "under no_grad, or is every parameter of the model frozen?"
+        )
+    return None
 
 
 def _nothing(run: Run, what: str) -> str:
-    if run.epoch == 0 and run.progress.batches == 0 or what not in ("training", "val"):
+    if what not in ("training", "val") or run.progress.batches == 0:
         return f"The {what} loader gave no batch. Is the dataset empty, or smaller than a batch with drop_last=True?"
     return (
         f"The {what} loader gave no batch in epoch {run.epoch}. If it is a generator or an iterator, it can be read "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, MutableMapping
+import operator
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Mean", "Metrics", "Watched", "missing", "numbers", "ratio"]
 
-FOLD = 64
+FOLD = 256
+_PLAIN = {int, float, bool}
 
 
 class Mean:
     """A weighted mean of scalars.
 
-    Values wait in a list and are added up 64 at a time, so that a step costs an append. Reading changes nothing, and
+    Values wait in a list and are added up 256 at a time, so that a step costs an append. Reading changes nothing, and
     may happen on another thread.
     """
 
@@ -30,29 +32,38 @@ class Mean:
 
     def __init__(self) -> None:
         # one tuple, so that a reader on another thread never sees half of a fold
-        self._state: tuple[Any, Any, list[tuple[Any, Any]]] = (0.0, 0.0, [])
+        self._state: tuple[Any, Any, list[Any], list[Any]] = (0.0, 0.0, [], [])
 
     def add(self, value: Any, weight: Any = 1) -> None:
-        total, weights, waiting = self._state
-        waiting.append((value, weight))
-        if len(waiting) >= FOLD:
-            self._state = (*_fold(total, weights, waiting), [])
+        """Add one value; a tensor must have been cut off from its graph."""
+        _, _, values, shares = self._state
+        shares.append(weight)  # first, so that every value that a reader sees has its weight
+        values.append(value)
+        if len(values) >= FOLD:
+            self.fold()
+
+    def fold(self) -> None:
+        """Add up what waits."""
+        self._state = (*_fold(*self._state), [], [])
 
     def sums(self) -> tuple[Any, Any]:
         """The weighted sum and the weight, as they stand."""
-        total, weights, waiting = self._state
-        return _fold(total, weights, tuple(waiting)) if waiting else (total, weights)
+        total, weights, values, shares = self._state
+        values = values[:]
+        return _fold(total, weights, values, shares[: len(values)]) if values else (total, weights)
 
     def compute(self) -> Any:
         """The mean: a tensor where tensors were given."""
         return ratio(*self.sums())
 
     def state_dict(self) -> dict[str, Any]:
-        total, weights, waiting = self._state
-        return {"total": total, "weights": weights, "waiting": [list(pair) for pair in waiting]}
+        """The sums and what waits, so that a resumed mean is the same to the last bit."""
+        total, weights, values, shares = self._state
+        return {"total": total, "weights": weights, "values": values[:], "shares": shares[:]}
 
-    def load_state_dict(self, state: Any) -> None:
-        self._state = (state["total"], state["weights"], [(v, w) for v, w in state["waiting"]])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self._state = (state["total"], state["weights"], list(state["values"]), list(state["shares"]))
 
 
 class Metrics(MutableMapping[str, Any]):
@@ -63,38 +74,47 @@ class Metrics(MutableMapping[str, Any]):
 
     def __init__(self, values: Any = ()) -> None:
         self._entries: dict[str, Any] = dict(values)
+        self._means: dict[str, Mean] = {}  # of the epochs in progress
         self._stale: set[str] = set()
 
     def add(self, name: str, value: Any, weight: Any = 1) -> None:
         """Add to the mean of a name; begin a new one if the last one's epoch is over."""
-        if isinstance(value, Tensor):
-            if value.dim():
-                value = _scalar(name, value)
-            value = value.detach()
+        if type(value) is Tensor and not value.shape:
+            value = value.data  # like detach(), at half its price
         elif not isinstance(value, int | float):
+            value = _scalar(name, value)
+        mean = self._means.get(name)
+        if mean is None:
             if hasattr(value, "compute"):
                 self[name] = value
                 return
-            value = float(value)
-        mean = self._entries.get(name)
-        if type(mean) is not Mean or name in self._stale:
-            mean = self._entries[name] = Mean()
+            mean = self._means[name] = Mean()
+            self._entries[name] = mean
             self._stale.discard(name)
-        mean.add(value, weight)
+        # as in Mean.add, without the call: this line is passed in every step
+        _, _, values, shares = mean._state
+        shares.append(weight)
+        values.append(value)
+        if len(values) >= FOLD:
+            mean.fold()
 
     def begin(self, prefix: str) -> None:
         """Say that a new epoch of a stage begins: its means are kept until the first new value comes."""
-        self._stale.update(name for name in self._entries if name.startswith(f"{prefix}/"))
+        names = self._of(prefix)
+        self._stale.update(names)
+        for name in names:
+            self._means.pop(name, None)
 
     def forget(self, prefix: str) -> None:
         """Drop every metric of a stage."""
-        for name in [name for name in self._entries if name.startswith(f"{prefix}/")]:
+        for name in self._of(prefix):
             del self[name]
 
     def finish(self, prefix: str) -> None:
         """Say that a stage's epoch is over: objects with `compute` are asked now, since they will be reset."""
-        for name, entry in self._entries.items():
-            if name.startswith(f"{prefix}/") and type(entry) is not Mean and hasattr(entry, "compute"):
+        for name in self._of(prefix):
+            entry = self._entries[name]
+            if type(entry) is not Mean and hasattr(entry, "compute"):
                 self._entries[name] = entry.compute()
 
     def entry(self, name: str) -> Any:
@@ -103,7 +123,7 @@ class Metrics(MutableMapping[str, Any]):
 
     def fresh(self, prefix: str) -> list[str]:
         """The names of a stage that have a value of the epoch in progress, or of the one just done."""
-        return [n for n in self._entries if n.startswith(f"{prefix}/") and n not in self._stale]
+        return [name for name in self._of(prefix) if name not in self._stale]
 
     def read(self, names: Any) -> dict[str, float]:
         """Several metrics as numbers, with one wait for the device where there are several tensors."""
@@ -116,11 +136,16 @@ class Metrics(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._entries[name] = value
+        self._means.pop(name, None)
         self._stale.discard(name)
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name]
+        self._means.pop(name, None)
         self._stale.discard(name)
+
+    def _of(self, prefix: str) -> list[str]:
+        return [name for name in self._entries if name.startswith(f"{prefix}/")]
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -194,27 +219,25 @@ def ratio(total: Any, weights: Any) -> Any:
     return total / weights if weights else math.nan
 
 
-def _fold(total: Any, weights: Any, waiting: Any) -> tuple[Any, Any]:
-    values = [value for value, _ in waiting]
-    shares = [weight for _, weight in waiting]
-    plain = not any(isinstance(share, Tensor) for share in shares)
-    if not any(isinstance(value, Tensor) for value in values) and plain:
-        return total + math.fsum(v * w for v, w in zip(values, shares, strict=True)), weights + sum(shares)
-    device = next(x.device for pair in waiting for x in pair if isinstance(x, Tensor))
-    stacked = _stack(values, device)
-    if plain and all(share == shares[0] for share in shares):
+def _fold(total: Any, weights: Any, values: Sequence[Any], shares: Sequence[Any]) -> tuple[Any, Any]:
+    kinds, weighed_by = set(map(type, values)), set(map(type, shares))
+    plain = weighed_by <= _PLAIN
+    if plain and kinds <= _PLAIN:
+        return total + math.fsum(map(operator.mul, values, shares)), weights + sum(shares)
+    device = next(x.device for x in (*values, *shares) if isinstance(x, Tensor))
+    stacked = _stack(values, kinds, device)
+    if plain and len(set(shares)) == 1:
         return total + stacked.sum() * shares[0], weights + sum(shares)
-    weighing = _stack(shares, device)
+    weighing = _stack(shares, weighed_by, device)
     return total + (stacked * weighing).sum(), weights + (sum(shares) if plain else weighing.sum())
 
 
-def _stack(values: list[Any], device: torch.device) -> Tensor:
+def _stack(values: Sequence[Any], kinds: set[type], device: torch.device) -> Tensor:
     """Scalars, plain or tensors, as one wide vector on one device."""
     wide = _wide(device)
-    first = values[0]
-    if all(isinstance(v, Tensor) and v.dtype == first.dtype and v.device == device for v in values):
-        return torch.stack(values).to(wide)
-    if not any(isinstance(v, Tensor) for v in values):
+    if kinds == {Tensor} and len({value.dtype for value in values}) == 1:
+        return torch.stack(list(values)).to(device, wide)
+    if kinds <= _PLAIN:
         return torch.tensor(values, dtype=wide, device=device)
     return torch.stack([torch.as_tensor(v, dtype=wide, device=device).reshape(()) for v in values])
 
@@ -223,9 +246,12 @@ def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
 
 
-def _scalar(name: str, value: Tensor) -> Tensor:
+def _scalar(name: str, value: Any) -> Any:
+    """What can be added up, of a value that is not simply a number or a tensor of no dimensions."""
+    if not isinstance(value, Tensor):
+        return value if hasattr(value, "compute") else float(value)
     if value.numel() == 1:
-        return value.reshape(())
+        return value.detach().reshape(())
     raise BadStep(
         f"log({name!r}): a metric is one number, and this tensor has the shape {tuple(value.shape)}; "
         "log its mean() or sum()."

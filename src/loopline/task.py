@@ -91,7 +91,8 @@ class SupervisedTask(Task):
         return [_scheduled(one) for one in given]
 
     def train_step(self, batch: Any, run: Run) -> Mapping[str, Any]:
-        inputs, target = _pair(batch)
+        kind = type(batch)
+        inputs, target = batch if (kind is tuple or kind is list) and len(batch) == 2 else _pair(batch)
         output = self.model(inputs)
         return {"loss": self.loss(output, target), "output": output, "target": target}
 

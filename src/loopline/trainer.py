@@ -152,28 +152,34 @@ class Trainer:
     def _train_batch(self) -> Callable[[Any, Run], None]:
         """What one training batch asks for, with whatever can be decided beforehand decided."""
         forward = self._forward(self.task.train_step)
-        clip_norm, manual = self.clip_norm, self.task.manual
+        backward, optimizer_step, clip_norm = loop.backward, loop.optimizer_step, self.clip_norm
+        names: dict[str, str] = {}
 
         def train_batch(batch: Any, run: Run) -> None:
             said = forward(batch, run)
-            run.batch.output = said
-            if manual:
-                if said is not None:
-                    _log(run, said if isinstance(said, Mapping) else {"loss": said})
-                return
-            loss, weight = _loss(said), None
-            if isinstance(said, Mapping):
-                weight = said.get("weight")
-                _log(run, said)
+            in_hand = run.batch
+            in_hand.output = said
+            if type(said) is dict or isinstance(said, Mapping):
+                loss, weight = said.get("loss"), said.get("weight")
             else:
-                run.log({"loss": said}, weight=run.batch.size)
-            loop.backward(run, loss, weight=weight)
-            loop.optimizer_step(run, clip_norm=clip_norm)
+                loss, weight, said = said, None, {"loss": said}
+            if loss is None:
+                raise BadStep(_no_loss(run))
+            backward(run, loss, weight=weight)
+            _log(run, said, names, in_hand.size if weight is None else weight)
+            optimizer_step(run, clip_norm=clip_norm)
 
-        return train_batch
+        def manual_batch(batch: Any, run: Run) -> None:
+            said = run.batch.output = forward(batch, run)
+            if said is not None:
+                said = said if isinstance(said, Mapping) else {"loss": said}
+                _log(run, said, names, said.get("weight", run.batch.size))
+
+        return manual_batch if self.task.manual else train_batch
 
     def _evaluate(self, run: Run, loader: Iterable[Any], stage: Stage) -> None:
         step = self._forward(self.task.eval_step)
+        names: dict[str, str] = {}
         for batch in loop.evaluate(run, loader, stage=stage):
             said = step(batch, run)
             if not isinstance(said, Mapping):
@@ -182,7 +188,7 @@ class Trainer:
                     "of names to values, such as {'loss': loss}."
                 )
             run.batch.output = said
-            _log(run, said)
+            _log(run, said, names, said.get("weight", run.batch.size))
 
     def _evaluate_alone(self, loader: Iterable[Any], stage: Stage) -> dict[str, float]:
         run = self._new_run(training=False)
@@ -227,30 +233,29 @@ class _AskForEvaluation:
             run.evaluate()
 
 
-def _log(run: Run, said: Mapping[str, Any]) -> None:
-    """Log what is one number; tensors of more than one are for callbacks to read."""
-    weight = said.get("weight", run.batch.size)
-    run.log(
-        {
-            name: value
-            for name, value in said.items()
-            if name != "weight" and (value.dim() == 0 if isinstance(value, Tensor) else _measures(value))
-        },
-        weight=weight,
-    )
+def _log(run: Run, said: Mapping[str, Any], names: dict[str, str], weight: Any) -> None:
+    """Log what is one number; what is more is for callbacks to read. `names` remembers which is which."""
+    add = run.metrics.add  # type: ignore[attr-defined]
+    for name, value in said.items():
+        full = names.get(name)
+        if full is None:
+            full = names[name] = f"{run.stage}/{name}" if name != "weight" and _is_number(value) else ""
+        if full:
+            add(full, value, weight)
 
 
-def _measures(value: object) -> bool:
+def _is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0
     return isinstance(value, int | float) or hasattr(value, "compute")
 
 
-def _loss(said: Any) -> Any:
-    if not isinstance(said, Mapping):
-        return said
-    if "loss" not in said:
-        names = ", ".join(map(repr, said)) or "nothing"
-        raise BadStep(f'train_step returned a mapping without "loss" (it has {names}). Return {{"loss": loss, ...}}.')
-    return said["loss"]
+def _no_loss(run: Run) -> str:
+    said, step = run.batch.output, f"{type(run.task).__qualname__}.train_step"
+    if said is None:
+        return f"{step} returned None; return the loss, or a mapping with it, or set manual = True on the task."
+    names = ", ".join(map(repr, said)) or "nothing"
+    return f'{step} returned a mapping without "loss" (it has {names}). Return {{"loss": loss, ...}}.'
 
 
 def _optimizers(task: Task) -> list[Optimizer]:

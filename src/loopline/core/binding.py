@@ -96,9 +96,7 @@ class DialectEntry(Protocol):
 def as_listener(given: object) -> Listener:
     """The listener that an object is or stands for: itself, a marked function, or a known library's callback."""
     if isinstance(given, type):
-        raise NotAListener(
-            f"{given.__name__} is a class; attach an object of it, for example {given.__name__}(...)."
-        )
+        raise NotAListener(f"{given.__name__} is a class; attach an object of it, for example {given.__name__}(...).")
     # looked up on the class: a foreign callback's own __getattr__ may raise anything
     if hasattr(type(given), "bindings"):
         return cast(Listener, given)
@@ -200,15 +198,12 @@ _COUNTED_BY = {
 
 def _each(every: int, event: Event, handler: Handler) -> Handler:
     """Every n-th time only. Steps, batches and epochs are counted by the run's progress, so a resume keeps the beat."""
-    for counter, names in _COUNTED_BY.items():
-        if event.name in names:
-
-            def by_progress(run: Run, **payload: object) -> None:
-                if (getattr(run.progress, counter) + 1) % every == 0:
-                    handler(run, **payload)
-
-            return by_progress
     calls = 0
+    counter = next((counter for counter, names in _COUNTED_BY.items() if event.name in names), None)
+
+    def by_progress(run: Run, **payload: object) -> None:
+        if (getattr(run.progress, str(counter)) + 1) % every == 0:
+            handler(run, **payload)
 
     def by_calls(run: Run, **payload: object) -> None:
         nonlocal calls
@@ -216,7 +211,7 @@ def _each(every: int, event: Event, handler: Handler) -> Handler:
         if calls % every == 0:
             handler(run, **payload)
 
-    return by_calls
+    return by_calls if counter is None else by_progress
 
 
 def _dialects() -> list[DialectEntry]:

@@ -1,20 +1,20 @@
 """Every error that loopline raises.
 
-    LooplineError
-    ├── AttachError            a listener cannot be attached
-    │   ├── NotAListener       an object with no bindings, of no known dialect
-    │   ├── UnknownHook        a method named on_..., which no event calls
-    │   ├── BadHandler         a handler that cannot be called as handler(run)
-    │   ├── OrderCycle         reads and writes that no order can satisfy
-    │   └── DuplicateState     two listeners whose state would overwrite each other
-    ├── NoBatch                run.batch was read when no batch is in hand
-    ├── BadLoader              a loader that gave nothing, or not what its length says
-    ├── BadStep                a step that returned no usable loss
-    ├── MissingMetric          a metric is watched, but was never logged
-    ├── NotFinite              a loss or gradient is NaN or infinite
-    └── RankMismatch           the ranks of one run do not hold the same listeners
+LooplineError
+├── AttachError            a listener cannot be attached
+│   ├── NotAListener       an object with no bindings, of no known dialect
+│   ├── UnknownHook        a method named on_..., which no event calls
+│   ├── BadHandler         a handler that cannot be called as handler(run)
+│   ├── OrderCycle         reads and writes that no order can satisfy
+│   └── DuplicateState     two listeners whose state would overwrite each other
+├── NoBatch                run.batch was read when no batch is in hand
+├── BadLoader              a loader that gave nothing, or not what its length says
+├── BadStep                a step that returned no usable loss
+├── MissingMetric          a metric is watched, but was never logged
+├── NotFinite              a loss or gradient is NaN or infinite
+└── RankMismatch           the ranks of one run do not hold the same listeners
 
-    StopRun                    not an error: raised to leave a run at once
+StopRun                    not an error: raised to leave a run at once
 """
 
 from __future__ import annotations

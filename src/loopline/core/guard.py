@@ -49,7 +49,7 @@ def guarded(binding: Binding, run: Run, handler: Handler) -> Handler:
             handler(run, **payload)
         except StopRun:
             raise
-        except Exception as error:  # noqa: BLE001 - the policy of this listener
+        except Exception as error:
             circuit.failures += 1
             if circuit.open_in_epoch == run.epoch:
                 return  # "warn" is told once an epoch, not once a step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 from .binding import Binding, Handler, Listener, Wrapper, name_of
@@ -139,7 +140,7 @@ def _cycle(group: Sequence[Binding], stuck: Sequence[int], after: Sequence[Seque
     steps = [
         f"{name_of(group[w].owner)} writes {', '.join(sorted(_feeds(group[w], group[r])))}, "
         f"which {name_of(group[r].owner)} reads"
-        for w, r in zip(circle, circle[1:], strict=False)
+        for w, r in pairwise(circle)
     ]
     return (
         f"At {event.name} no order satisfies everybody: {'; '.join(steps)}. "
@@ -158,7 +159,9 @@ def _check_state(listeners: Sequence[Listener]) -> None:
     seen: dict[str, Listener] = {}
     for i, listener in enumerate(listeners):
         if any(other is listener for other in listeners[:i]):
-            raise DuplicateState(f"{name_of(listener)} is attached twice: the same object. Make two objects, or drop one.")
+            raise DuplicateState(
+                f"{name_of(listener)} is attached twice: the same object. Make two objects, or drop one."
+            )
         if not _keeps_state(listener):
             continue
         key = state_key(listener)

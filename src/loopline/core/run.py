@@ -79,6 +79,7 @@ class Run:
     _plan: Plan = field(init=False, repr=False)
     _batch: Batch | None = field(init=False, default=None, repr=False)
     _unreached: set[int] = field(init=False, default_factory=set, repr=False)
+    _always_ask: bool = field(init=False, default=False, repr=False)
     _weight: Any = field(init=False, default=0, repr=False)
     _training: bool = field(init=False, default=False, repr=False)
     _schedule: list[tuple[Scheduled, Watch, Any]] = field(init=False, default_factory=list, repr=False)

@@ -5,34 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, TypeAlias
 
 __all__ = ["At", "Every", "Never", "Unit", "Watch", "When"]
 
 Unit: TypeAlias = Literal["steps", "epochs"]
 Watch: TypeAlias = Callable[[Unit, int], bool]
 
+_STEPS: frozenset[Unit] = frozenset(["steps"])
+_EPOCHS: frozenset[Unit] = frozenset(["epochs"])
+_BOTH = _STEPS | _EPOCHS
 
-@runtime_checkable
-class When(Protocol):
+
+class When:
     """A policy that says when something is due. It holds no state: `watch` starts one observer of it.
 
     The watch is asked after every step with `("steps", how many are done)` and after every epoch with
-    `("epochs", how many are done)`.
+    `("epochs", how many are done)`, and need not be asked of a unit that is not among its `units`.
     """
 
-    def watch(self) -> Watch: ...
-
-
-class _Joinable:
     __slots__ = ()
 
+    @property
+    def units(self) -> frozenset[Unit]:
+        """Of which it must be asked."""
+        return _BOTH
+
+    def watch(self) -> Watch:
+        """Begin to observe; the answer holds the clocks, so that one policy may serve many."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no watch().")
+
     def __or__(self, other: When) -> When:
-        return _Either((self, other))  # type: ignore[arg-type]
+        """Due when either is."""
+        return _Either((self, other))
 
 
 @dataclass(frozen=True, slots=True)
-class Every(_Joinable):
+class Every(When):
     """Due each time so many steps or epochs are done, or so much time has passed.
 
     >>> due = Every(steps=2).watch()
@@ -61,7 +70,7 @@ class Every(_Joinable):
 
     @property
     def units(self) -> frozenset[Unit]:
-        return frozenset(["steps"] if self.steps else ["epochs"] if self.epochs else ["steps", "epochs"])
+        return _STEPS if self.steps else _EPOCHS if self.epochs else _BOTH
 
     def watch(self) -> Watch:
         unit: Unit = "steps" if self.steps is not None else "epochs"
@@ -72,7 +81,7 @@ class Every(_Joinable):
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class At(_Joinable):
+class At(When):
     """Due once at each of the given counts of steps or epochs.
 
     >>> due = At(epochs=[1, 3]).watch()
@@ -94,7 +103,7 @@ class At(_Joinable):
 
     @property
     def units(self) -> frozenset[Unit]:
-        return frozenset([*(["steps"] if self.steps else []), *(["epochs"] if self.epochs else [])])
+        return (_STEPS if self.steps else frozenset()) | (_EPOCHS if self.epochs else frozenset())
 
     def watch(self) -> Watch:
         counts: dict[str, frozenset[int]] = {"steps": self.steps, "epochs": self.epochs}
@@ -102,7 +111,7 @@ class At(_Joinable):
 
 
 @dataclass(frozen=True, slots=True)
-class Never(_Joinable):
+class Never(When):
     """Not due at any time."""
 
     @property
@@ -114,17 +123,21 @@ class Never(_Joinable):
 
 
 @dataclass(frozen=True, slots=True)
-class _Either(_Joinable):
+class _Either(When):
     parts: tuple[When, ...]
 
     @property
     def units(self) -> frozenset[Unit]:
-        return frozenset().union(*(part.units for part in self.parts))
+        return frozenset(unit for part in self.parts for unit in part.units)
 
     def watch(self) -> Watch:
         watches = [part.watch() for part in self.parts]
-        # a list, not a generator: every timer must hear the question
-        return lambda unit, count: any([watch(unit, count) for watch in watches])
+
+        def due(unit: Unit, count: int) -> bool:
+            answers = [watch(unit, count) for watch in watches]  # every timer must hear the question
+            return any(answers)
+
+        return due
 
 
 def _timer(seconds: float) -> Watch:

@@ -15,12 +15,14 @@ __all__ = ["move", "size_of", "trusted_length"]
 
 def size_of(batch: Any) -> int:
     """How many samples a batch holds: the first dimension of the first tensor in it; 1 where there is none."""
-    first = batch
-    while type(first) in (tuple, list) and first:
-        first = first[0]
-    if not isinstance(first, Tensor):
+    kind = type(batch)
+    first = batch[0] if (kind is tuple or kind is list) and batch else batch
+    if type(first) is not Tensor:
         first = _first_tensor(batch)
-    return int(first.shape[0]) if first is not None and first.dim() else 1
+        if first is None:
+            return 1
+    shape = first.shape
+    return shape[0] if shape else 1
 
 
 def move(batch: Any, device: torch.device) -> Any:

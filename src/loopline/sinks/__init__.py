@@ -1,4 +1,8 @@
-class Sink: ...
-class Sinks:
-    def __init__(self, s): ...
-    def bindings(self, run): return []
+"""Where metrics go: the screen, files, and other people's services."""
+
+from .base import Record, Sink, Sinks
+from .console import ConsoleSink
+from .csv import CsvSink
+from .jsonl import JsonlSink
+
+__all__ = ["ConsoleSink", "CsvSink", "JsonlSink", "Record", "Sink", "Sinks"]

@@ -35,7 +35,8 @@ class Single:
         return nullcontext()
 
     def clip(self, parts: Parts, max_norm: float) -> Tensor:
-        return clip_grad_norm_(parts.model.parameters(), max_norm)
+        norm: Tensor = clip_grad_norm_(parts.model.parameters(), max_norm)
+        return norm
 
     def state(self, parts: Parts) -> dict[str, Any]:
         optimizers = {f"optimizer/{i}": optimizer.state_dict() for i, optimizer in enumerate(parts.optimizers)}
@@ -69,10 +70,10 @@ def _device(given: str | torch.device) -> torch.device:
         raise ValueError(
             f"{given!r} is neither a strategy (auto, single) nor a device (auto, cpu, cuda, cuda:1, mps)."
         ) from error
-    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if device.type in available and not available[device.type]():
+    absent = device.type == "cuda" and not torch.cuda.is_available()
+    if absent or (device.type == "mps" and not torch.backends.mps.is_available()):
         raise ValueError(f"The device {str(device)!r} was asked for, but torch finds none here; use 'auto' or 'cpu'.")
-    if device.type == "cuda" and device.index is None:
+    if device == torch.device("cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     return device
 

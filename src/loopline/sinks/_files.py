@@ -1,0 +1,73 @@
+"""Files that grow by whole lines, and files that are replaced whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+__all__ = ["Lines", "file_path", "kept", "replacing"]
+
+
+class Lines:
+    """A text file that grows by lines. Each is there whole, for every reader, as soon as it is added, or not at all."""
+
+    def __init__(self, path: Path, *, append: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
+        self._file = os.open(path, flags, 0o600)
+
+    def add(self, line: str) -> None:
+        data = line.encode()
+        size = os.fstat(self._file).st_size
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError:
+            if written:
+                os.ftruncate(self._file, size)  # a full disk leaves half a line
+            raise
+
+    def sync(self) -> None:
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A new file to write, which takes the place of the one at `path` when it is complete."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def kept(index: int, step: int, upto: int | None, *, records: int | None) -> bool:
+    """Whether a record stays when a file is cut back to a step.
+
+    An epoch's last step, its evaluation and its end are recorded at one step, and a checkpoint may lie between them;
+    how many records there were then decides.
+    """
+    if upto is None or step < upto:
+        return True
+    return step == upto and (records is None or index < records)
+
+
+def file_path(given: str | os.PathLike[str], sink: object) -> Path:
+    path = Path(given)
+    if path.is_dir():
+        raise ValueError(f"{type(sink).__qualname__}({str(path)!r}): that is a folder; give the path of a file in it.")
+    return path
