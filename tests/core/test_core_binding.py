@@ -101,7 +101,7 @@ def test_an_unknown_object_is_told_what_a_listener_is():
     with pytest.raises(NotAListener) as caught:
         Run(callbacks=[{"a": 1}])
     assert str(caught.value).startswith(
-        "{'a': 1} (of class builtins.dict) is not a listener. A listener is an object with bindings(run): subclass "
+        "An object of the class builtins.dict is not a listener. A listener is an object with bindings(run): subclass "
         "loopline.Callback, or mark a function with @on. Dialects whose callbacks are recognised: "
     )
 

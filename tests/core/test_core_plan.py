@@ -88,7 +88,7 @@ def test_a_circle_of_reads_and_writes_is_an_error_that_walks_around_it():
             ]
         )
     assert str(caught.value) == (
-        "At step_end no order satisfies everybody: B writes lr, which A reads; A writes grads, which B reads. "
+        "At step_end no order satisfies everybody: A writes grads, which B reads; B writes lr, which A reads. "
         "Let one of them act at another event, or drop a read or write that it does not need."
     )
 
@@ -104,8 +104,8 @@ def test_a_circle_of_three_names_all_three_and_not_those_who_wait_behind_it():
             ]
         )
     assert str(caught.value) == (
-        "At step_end no order satisfies everybody: B writes b, which C reads; C writes c, which A reads; "
-        "A writes a, which B reads. "
+        "At step_end no order satisfies everybody: A writes a, which B reads; B writes b, which C reads; "
+        "C writes c, which A reads. "
         "Let one of them act at another event, or drop a read or write that it does not need."
     )
 

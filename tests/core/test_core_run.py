@@ -320,6 +320,35 @@ def test_a_save_asked_for_while_an_evaluation_is_answered_is_not_lost():
     assert saved == ["a new best"]
 
 
+def test_a_stop_without_a_reason_is_still_a_stop():
+    class Stops(Callback):
+        def on_step_end(self, run):
+            run.stop("")
+
+    run = Run(callbacks=[Stops()])
+    train(run)
+    assert (run.status, run.progress.steps) == ("stopped", 1)
+
+
+@pytest.mark.parametrize(
+    ("event", "next_event"), [(at.STEP_START, at.BATCH_START), (at.BATCH_START, at.BATCH_END), (at.BATCH_END, at.STEP_END)]
+)
+def test_who_comes_at_one_event_hears_the_next(event, next_event):
+    steps = []
+
+    @on(next_event)
+    def note(run):
+        steps.append(run.step)
+
+    @on(event)
+    def bring(run):
+        if run.step == 1:
+            run.listen(note)
+
+    train(Run(callbacks=[bring]))
+    assert steps == [1, 2]
+
+
 def test_a_closed_run_lets_go_of_its_plan_and_of_what_was_kept_on_it():
     run = Run(callbacks=[Notes()])
     run.scratch["view"] = object()
@@ -409,3 +438,10 @@ def test_a_listener_without_a_key_goes_by_its_class():
     class Keyless: ...
 
     assert state_key(Keyless()) == "Keyless"
+
+
+def train(run):
+    with loop.fit(run):
+        for _ in loop.epochs(run, 1):
+            for _ in loop.batches(run, [1, 2, 3]):
+                pass

@@ -169,27 +169,29 @@ def test_at_wants_whole_numbers(wrong):
         At(steps=wrong)
 
 
-@pytest.mark.parametrize("other", [5, None, "epochs", Every])
+@pytest.mark.parametrize("other", [5, None, "epochs"])
 def test_only_policies_can_be_joined(other):
     with pytest.raises(TypeError):
         Every(steps=1) | other
 
 
 def test_a_policy_of_ones_own_can_be_joined():
-    class Even:
-        units = frozenset(["steps"])
-
+    class Even(When):
         def watch(self):
             return lambda unit, count: count % 2 == 0
 
-    assert due(Every(steps=3) | Even()) == [2, 3, 4, 6]
+    assert (due(Every(steps=3) | Even()), due(Even() | Every(steps=3))) == ([2, 3, 4, 6], [2, 3, 4, 6])
 
 
-def test_a_policy_of_ones_own_can_be_joined_from_the_left():
-    class Even:
-        units = frozenset(["steps"])
+def test_a_policy_of_ones_own_is_asked_of_steps_and_epochs_unless_it_says_otherwise():
+    class Mine(When): ...
 
-        def watch(self):
-            return lambda unit, count: count % 2 == 0
+    assert Mine().units == {"steps", "epochs"}
 
-    assert due(Even() | Every(steps=3)) == [2, 3, 4, 6]
+
+def test_a_policy_of_ones_own_without_a_watch_is_named():
+    class Mine(When): ...
+
+    Mine.__qualname__ = "Mine"
+    with pytest.raises(NotImplementedError, match=r"^Mine has no watch\(\)\.$"):
+        Mine().watch()

@@ -1,4 +1,4 @@
-"""Callbacks, one file each."""
+"""Callbacks that come with loopline, one file each."""
 
 from .callback_costs import CallbackCosts
 from .clip import ClipNorm, ClipValue

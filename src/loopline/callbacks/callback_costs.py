@@ -40,10 +40,10 @@ __all__ = ["CallbackCosts", "Cost"]
 
 logger = logging.getLogger("loopline")
 
-WARM_UP_STEPS = 20
-LAST = sys.maxsize
+_WARM_UP_STEPS = 20
+_LAST = sys.maxsize
 
-PHASES: tuple[tuple[str, Event, Event], ...] = (
+_PHASES: tuple[tuple[str, Event, Event], ...] = (
     ("data wait", FETCH_START, FETCH_END),
     ("forward", BATCH_START, LOSS_READY),
     ("backward", BEFORE_BACKWARD, AFTER_BACKWARD),
@@ -51,9 +51,21 @@ PHASES: tuple[tuple[str, Event, Event], ...] = (
     ("evaluation", EVAL_START, EVAL_END),
 )
 
-PER_STEP = frozenset(
-    "fetch_start fetch_end step_start batch_start before_zero_grad loss_ready before_backward after_backward "
-    "before_optimizer_step after_optimizer_step batch_end step_end".split()
+_PER_STEP = frozenset(
+    {
+        "fetch_start",
+        "fetch_end",
+        "step_start",
+        "batch_start",
+        "before_zero_grad",
+        "loss_ready",
+        "before_backward",
+        "after_backward",
+        "before_optimizer_step",
+        "after_optimizer_step",
+        "batch_end",
+        "step_end",
+    }
 )
 
 
@@ -108,15 +120,15 @@ class CallbackCosts(Callback):
 
     def bindings(self, run: Run) -> Iterable[Binding]:
         """The ends of each phase: after all handlers where it begins, before all where it ends."""
-        for name, begins, ends in PHASES:
+        for name, begins, ends in _PHASES:
             cell = self._cell(name, begins.name, None)
-            yield self._binding(begins, self._starting(cell), LAST)
-            yield self._binding(ends, self._ending(cell), -LAST)
-        yield self._binding(SETUP, self._begin, -LAST)
-        yield self._binding(TRAIN_START, self._train_start, LAST)
-        yield self._binding(STEP_END, self._step_end, LAST)
-        yield self._binding(TRAIN_END, self._train_end, -LAST)
-        yield self._binding(TEARDOWN, self._teardown, LAST)
+            yield self._binding(begins, self._starting(cell), _LAST)
+            yield self._binding(ends, self._ending(cell), -_LAST)
+        yield self._binding(SETUP, self._begin, -_LAST)
+        yield self._binding(TRAIN_START, self._train_start, _LAST)
+        yield self._binding(STEP_END, self._step_end, _LAST)
+        yield self._binding(TRAIN_END, self._train_end, -_LAST)
+        yield self._binding(TEARDOWN, self._teardown, _LAST)
 
     def wrap_handler(self, run: Run, binding: Binding, handler: Handler) -> Handler:
         """A handler that takes the time of another one."""
@@ -230,7 +242,7 @@ class CallbackCosts(Callback):
 
     def _step_end(self, run: Run) -> None:
         self._steps += 1
-        if self._steps == WARM_UP_STEPS:
+        if self._steps == _WARM_UP_STEPS:
             self._warm = self._clock()
         elif self._warm is not None:
             self._warn(self._clock() - self._warm)
@@ -239,7 +251,7 @@ class CallbackCosts(Callback):
         """Warn of whoever is over the budget; one slow call by itself, a checkpoint say, is no alarm."""
         by_owner: dict[int, list[_Cell]] = {}
         for cell in self._cells.values():
-            if cell.owner is not None and cell.event in PER_STEP and id(cell.owner) not in self._warned:
+            if cell.owner is not None and cell.event in _PER_STEP and id(cell.owner) not in self._warned:
                 by_owner.setdefault(id(cell.owner), []).append(cell)
         for key, cells in by_owner.items():
             if sum(cell.since_warm - cell.longest for cell in cells) > self.budget * passed:
@@ -324,7 +336,7 @@ class _Cell:
         self.open = None
 
 
-_PHASE_NAMES = frozenset(name for name, _, _ in PHASES)
+_PHASE_NAMES = frozenset(name for name, _, _ in _PHASES)
 
 
 def _time(seconds: float) -> str:

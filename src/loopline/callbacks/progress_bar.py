@@ -32,10 +32,10 @@ __all__ = ["ProgressBar"]
 
 logger = logging.getLogger("loopline")
 
-RATE_OVER_S = 5.0
-METRICS_EVERY_S = 0.5
+_RATE_OVER_S = 5.0
+_METRICS_EVERY_S = 0.5
 
-Span = tuple[str, str]  # a text and its style
+_Span = tuple[str, str]  # a text and its style
 
 
 class ProgressBar(Callback):
@@ -97,7 +97,7 @@ class ProgressBar(Callback):
         if screen is not None:
             screen.close()
             if watch is not None and watch.training:
-                screen.say(watch.last_words())
+                screen.last_words(*watch.last_words())
 
     def _open(self, run: Run) -> tuple[_Watch, _Live | _Plain]:
         """The display, begun when there is something to show, so that what is printed before stays untouched."""
@@ -128,11 +128,12 @@ class _Watch:
         self.training = False
         self.rate: float | None = None
         self.metrics: dict[str, float] = {}
-        self.evaluation: tuple[str, int] | None = None
+        self.evaluation: tuple[str, int | None] | None = None  # its stage, and the batch last seen in hand
         self.names: list[str] = []
         self._began = self._epoch_began = time.monotonic()
         self._evaluation_began: float | None = None
         self._evaluating_s = 0.0
+        self._last_evaluation_s = 0.0
         self._evaluated = False
         self._read = 0.0
         self._samples: deque[tuple[float, int]] = deque()
@@ -148,12 +149,13 @@ class _Watch:
         self._evaluated = False
 
     def evaluation_began(self) -> None:
-        self.evaluation = self.run.stage, 0
+        self.evaluation = self.run.stage, None
         self._evaluation_began = time.monotonic()
 
     def evaluation_ended(self) -> float:
         took_s = time.monotonic() - (self._evaluation_began or time.monotonic())
         self._evaluating_s += took_s
+        self._last_evaluation_s = took_s
         self._evaluation_began = self.evaluation = None
         self._evaluated |= self.run.stage == "val"
         self._read = 0.0
@@ -167,14 +169,14 @@ class _Watch:
         if self._evaluation_began is None and self.training:
             at = now - self._evaluating_s
             self._samples.append((at, batches))
-            while at - self._samples[0][0] > RATE_OVER_S and len(self._samples) > 2:
+            while at - self._samples[0][0] > _RATE_OVER_S and len(self._samples) > 2:
                 self._samples.popleft()
             (then, before), passed = self._samples[0], batches - self._samples[0][1]
             if passed > 0 and at > then:
                 self.rate = (batches - before) / (at - then)
             if self._first is None and batches:
                 self._first = now, batches  # from here on, so that a slow first batch is not taken for the pace
-        if now - self._read >= METRICS_EVERY_S and not self._foreign:
+        if now - self._read >= _METRICS_EVERY_S and not self._foreign:
             self._read = now
             # the run may change them in between; there is a next time
             with contextlib.suppress(RuntimeError, KeyError):
@@ -201,7 +203,11 @@ class _Watch:
         left, first = self._batches_left(), self._first
         if left is None or first is None or self.run.progress.batches <= first[1]:
             return None
-        return left * (time.monotonic() - first[0]) / (self.run.progress.batches - first[1])
+        now = time.monotonic()
+        left_s = left * (now - first[0]) / (self.run.progress.batches - first[1])
+        if self._evaluation_began is not None:
+            left_s += max(0.0, self._last_evaluation_s - (now - self._evaluation_began))
+        return left_s
 
     def _batches_left(self) -> int | None:
         run, length = self.run, self.run.lengths.get("train")
@@ -222,11 +228,12 @@ class _Watch:
         took_s = time.monotonic() - self._epoch_began
         return _Row(_of(self.run.epoch + 1, self.run.limits.epochs), list(self.names), values, took_s, in_part)
 
-    def last_words(self) -> str:
+    def last_words(self) -> tuple[str, str]:
+        """How the run ended, and why if there is more to say."""
         run = self.run
         done = f"{_count(run.progress.epochs, 'epoch')}, {_count(run.progress.steps, 'step')}, {_time(self.elapsed_s)}"
         reason = (run.reason or "").strip().split("\n")[0]
-        return f"{run.status} after {done}" + (f": {reason}" if reason and reason != "KeyboardInterrupt" else "")
+        return f"{run.status} after {done}", "" if reason == "KeyboardInterrupt" else reason
 
     def interim(self) -> str:
         """Where a long epoch is, in one line."""
@@ -236,7 +243,7 @@ class _Watch:
         words.append(f"step {run.progress.steps}")
         if self.evaluation is not None:
             stage, index = self.evaluation
-            words.append(f"{stage} batch {_of(index, run.lengths.get(stage))}")
+            words.append(stage if index is None else f"{stage} batch {_of(index, run.lengths.get(stage))}")
         words += [f"{name} {number(value)}" for name, value in _shown(self.metrics).items()]
         if self.rate:
             words.append(_rate(self.rate))
@@ -265,7 +272,7 @@ class _Row:
         pairs = [("epoch", self.epoch)]
         pairs += [(name, number(self.values[name]) if name in self.values else "") for name in self.names]
         pairs.append(("time", _time(self.took_s)))
-        widths = [max(len(heading), 8) for heading, _ in pairs]
+        widths = [max(len(heading), 8 if heading != "epoch" else len(self.epoch)) for heading, _ in pairs]
         return [(f"{h:>{width}}", f"{said:>{width}}") for (h, said), width in zip(pairs, widths, strict=True)]
 
 
@@ -294,6 +301,9 @@ class _Plain:
 
     def epoch_done(self, row: _Row) -> None:
         self.say("  ".join(row.cells()))
+
+    def last_words(self, ending: str, reason: str) -> None:
+        self.say(f"{ending}: {reason}" if reason else ending)
 
     def close(self) -> None:
         self._ticker.stop()
@@ -334,7 +344,12 @@ class _Live:
         self._ticker = _Ticker(self._tick)
 
     def say(self, line: str) -> None:
-        self._print([(line, _STYLE_OF_STATUS.get(line.split(" ")[0], ""))])
+        self._print([(line, "")])
+
+    def last_words(self, ending: str, reason: str) -> None:
+        style = _STYLE_OF_STATUS.get(ending.split(" ")[0], "")
+        between = ": " if len(ending) + len(reason) + 2 <= self._console.width else "\n  "
+        self._print([("\n", ""), (ending, style), (f"{between}{reason}" if reason else "", "")])
 
     def epoch_done(self, row: _Row) -> None:
         columns = row.columns()
@@ -345,7 +360,7 @@ class _Live:
         heading = [heading for heading, _ in columns]
         if heading != self._heading or self._rows_since >= max(10, self._console.height - 8):
             self._heading, self._rows_since = heading, 0
-            self._print([("  ".join(heading), "bright_black")])
+            self._print([("\n" + "  ".join(heading), "bright_black")])
         self._rows_since += 1
         *cells, took = [said for _, said in columns]
         note = "  in part" if row.in_part else ""
@@ -359,7 +374,7 @@ class _Live:
                 self._streams.give_back()
             self._live.stop()
 
-    def _print(self, spans: Iterable[Span]) -> None:
+    def _print(self, spans: Iterable[_Span]) -> None:
         from rich.text import Text
 
         self._console.print(Text.assemble(*spans), soft_wrap=True)
@@ -380,19 +395,19 @@ class _Frame:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         from rich.segment import Segment
 
-        lines = self.lines(options.max_width - 1)
+        lines = [[], *self.lines(options.max_width - 1)]
         for place, line in enumerate(lines):
             for text, style in line:
                 yield Segment(text, console.get_style(style) if style else None)
             if place < len(lines) - 1:
                 yield Segment.line()
 
-    def lines(self, width: int) -> list[list[Span]]:
+    def lines(self, width: int) -> list[list[_Span]]:
         watch = self._watch
         run, evaluation = watch.run, watch.evaluation
         if not watch.training:
-            stage, index = evaluation or (run.stage, 0)
-            return [self._evaluation(stage, index, stage, width)]
+            stage, index = evaluation or (run.stage, None)
+            return [self._evaluation(stage, index, f"{stage}  ", width)]
         epoch, step = _epoch_label(run), f"step {run.progress.steps:,}"
         margin = max(len(epoch), len(step))
         lines = [self._training(f"{epoch:>{margin}}  ", width)]
@@ -409,7 +424,7 @@ class _Frame:
             lines.append([(label, "bright_black"), *_cells(values, width - len(label))])
         return lines
 
-    def _training(self, label: str, width: int) -> list[Span]:
+    def _training(self, label: str, width: int) -> list[_Span]:
         watch, run = self._watch, self._watch.run
         done, total = run.progress.batches_in_epoch, run.lengths.get("train")
         left_s = watch.left_s
@@ -425,18 +440,13 @@ class _Frame:
             *((e, "bright_black") for e in ends[1:]),
         ]
 
-    def _evaluation(self, stage: str, index: int, label: str, width: int) -> list[Span]:
-        total = self._watch.run.lengths.get(stage)
-        count = f"  {_of(index, total)}"
-        if not label.endswith(" "):
-            label = f"{label}  "
-        return [
-            (label, "bright_black"),
-            *self._bar(index, total, min(40, width - len(label) - len(count))),
-            (count, ""),
-        ]
+    def _evaluation(self, stage: str, index: int | None, label: str, width: int) -> list[_Span]:
+        total = None if index is None else self._watch.run.lengths.get(stage)
+        count = "" if index is None else f"  {_of(index, total)}"
+        bar = self._bar(index or 0, total, min(40, width - len(label) - len(count)))
+        return [(label, "bright_black"), *bar, (count, "")]
 
-    def _bar(self, done: int, total: int | None, width: int) -> list[Span]:
+    def _bar(self, done: int, total: int | None, width: int) -> list[_Span]:
         marks = self._marks
         if width < 4:
             return []
@@ -609,9 +619,9 @@ def _evaluated(run: Run, values: dict[str, float], took_s: float) -> str:
     return "  ".join([*(said or [run.stage]), _time(took_s)])
 
 
-def _cells(values: dict[str, float], width: int) -> list[Span]:
+def _cells(values: dict[str, float], width: int) -> list[_Span]:
     """Names and numbers, as many as there is room for."""
-    spans: list[Span] = []
+    spans: list[_Span] = []
     for name, value in values.items():
         said = number(value)
         need = len(name) + 1 + len(said) + 2

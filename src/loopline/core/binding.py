@@ -114,7 +114,7 @@ def as_listener(given: object) -> Listener:
         )
     known = ", ".join(dialect.name for dialect in dialects) or "none installed"
     raise NotAListener(
-        f"{given!r} (of class {type(given).__module__}.{type(given).__qualname__}) is not a listener. "
+        f"An object of the class {type(given).__module__}.{type(given).__qualname__} is not a listener. "
         "A listener is an object with bindings(run): subclass loopline.Callback, or mark a function with @on. "
         f"Dialects whose callbacks are recognised: {known}."
     )

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .base import Record, Sink
+
 if TYPE_CHECKING:
     from ..core.run import Run
-    from .base import Record, Sink
 
 __all__ = ["Writer"]
 
