@@ -103,8 +103,9 @@ def test_no_module_keeps_a_container_that_anyone_could_change(path):
     kept = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(
-                target=ast.Name(id=name), value=value
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=value)
             ) if isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp):
                 if not (name.isupper() or name == "__all__"):
                     kept.append(name)

@@ -51,8 +51,9 @@ WATCH = """
             "print options": str(torch._tensor_str.PRINT_OPTS) + str(numpy.get_printoptions()),
             "signals": [str(signal.getsignal(s)) for s in sorted(signal.valid_signals())],
             "handlers and levels": [[log.name, log.level, len(log.handlers), log.disabled] for log in loggers],
-            "our handlers": [[n, log.level, len(log.handlers)] for n, log in sorted(logging.root.manager.loggerDict.items())
-                             if n.startswith("loopline") and isinstance(log, logging.Logger)
+            "our handlers": [[name, log.level, len(log.handlers)]
+                             for name, log in sorted(logging.root.manager.loggerDict.items())
+                             if name.startswith("loopline") and isinstance(log, logging.Logger)
                              and (log.level or log.handlers)],
             "warnings": [str(f) for f in warnings.filters],
             "hooks": [str(sys.excepthook), str(sys.unraisablehook), str(threading.excepthook), str(sys.displayhook),
@@ -68,6 +69,15 @@ WATCH = """
             "recursion": sys.getrecursionlimit(),
             "locale": locale.setlocale(locale.LC_ALL),
         }
+
+    import _thread
+    start = _thread.start_new_thread
+
+    def watched_start(*args, **kwargs):  # not an audit event before 3.12
+        events.append("a thread was started")
+        return start(*args, **kwargs)
+
+    _thread.start_new_thread = threading._start_new_thread = watched_start
 
     before, modules = state(), set(sys.modules)
     watching[0] = True

@@ -1,8 +1,9 @@
 """Tasks: supervised ones, ones of the user's own, manual ones, compiled ones."""
 
+import contextlib
 import logging
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,7 +104,7 @@ def test_a_scheduler_that_is_none_is_refused_at_once(wrong):
         supervised(scheduler=wrong)
 
 
-@pytest.mark.parametrize("kind", [float, torch.tensor, numpy.float32, numpy.float64, lambda x: torch.tensor([x])])
+@pytest.mark.parametrize("kind", [float, torch.tensor, np.float32, np.float64, lambda x: torch.tensor([x])])
 def test_a_metric_function_is_averaged_over_samples(kind):
     task = supervised(metrics={"size": lambda output, target: kind(float(len(target)))})
     said = trainer(task).validate([*pairs(1, size=6), *pairs(1, size=2)])
@@ -520,10 +521,8 @@ def test_going_on_after_a_run_that_ended_inside_a_step_says_so(caplog, stopped):
             raise KeyboardInterrupt if stopped == "interrupted" else StopRun("now")
 
     first = trainer(supervised(), callbacks=[Breaks()])
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         first.fit(pairs(), epochs=1)
-    except KeyboardInterrupt:
-        pass
     with caplog.at_level(logging.WARNING, "loopline"):
         trainer(supervised()).fit(pairs(), epochs=1, resume=first.run)
     assert len(caplog.records) == 1
@@ -564,6 +563,47 @@ def test_a_policy_of_ones_own_says_when_to_evaluate():
 
     trainer(supervised(), evaluate=EvenEpochs(), sanity=0, callbacks=[Notes()]).fit(pairs(1), pairs(), epochs=4)
     assert at_steps == [2, 4]
+
+
+def test_callbacks_may_come_from_a_generator_or_are_refused():
+    rates = Rates()
+    try:
+        trainer(supervised(), callbacks=(given for given in [rates])).fit(pairs(2), epochs=1)
+    except TypeError:
+        return
+    assert rates.steps == [0.1, 0.1]
+
+
+def test_a_value_that_is_a_number_only_later_is_logged_from_then_on():
+    class Later(Tokens):
+        def train_step(self, batch, run):
+            said = super().train_step(batch, run)
+            return {**said, "extra": None if run.step == 0 else 2.0}
+
+    assert "train/extra" in trainer(Later()).fit(sentences(), epochs=1).metrics
+
+
+def test_going_on_does_not_change_what_the_earlier_run_came_to():
+    task = supervised()
+    earlier = trainer(task).fit(pairs(), epochs=1)
+    before = dict(earlier.metrics)
+    trainer(task).fit(pairs(), epochs=2, resume=earlier)
+    assert dict(earlier.metrics) == before
+
+
+def test_going_on_with_a_seed_does_not_draw_the_same_numbers_again():
+    class Draws(Callback):
+        def __init__(self):
+            self.drawn = []
+
+        def on_step_end(self, run):
+            self.drawn.append(torch.rand(1).item())
+
+    draws = Draws()
+    seeded = trainer(supervised(), seed=1, callbacks=[draws])
+    earlier = seeded.fit(pairs(2), epochs=1)
+    seeded.fit(pairs(2), epochs=2, resume=earlier)
+    assert len(set(draws.drawn)) == 4
 
 
 class Listens(Callback):
@@ -614,7 +654,9 @@ def test_what_is_no_policy_is_refused_at_once(wrong):
 
 @pytest.mark.parametrize("wrong", [a_model(), None, SupervisedTask], ids=["a model", "nothing", "the class"])
 def test_what_is_no_task_is_refused_at_once(wrong):
-    with pytest.raises(TypeError, match=r"the first argument is a Task\. For a model with a loss and an optimizer, give"):
+    with pytest.raises(
+        TypeError, match=r"the first argument is a Task\. For a model with a loss and an optimizer, give"
+    ):
         trainer(wrong)
 
 

@@ -53,6 +53,7 @@ from .randomness import untouched
 __all__ = [
     "backward",
     "batches",
+    "check_limits",
     "clip_gradients",
     "epochs",
     "evaluate",
@@ -78,13 +79,12 @@ def fit(run: Run) -> Iterator[Run]:
             if run.progress != Progress():
                 run.emit(at.RESUMED)
         except StopRun as stop:
-            _stop(run, stop.reason)  # the body is entered all the same; its loops end at once
+            _stop(run, stop.reason)
         try:
             yield run
         except StopRun as stop:
             _stop(run, stop.reason)
-            run.emit(at.STOPPED)
-            _train_end(run)
+        _train_end(run)
         _completed(run)
         run.emit(at.FIT_END)
 
@@ -99,7 +99,10 @@ def opened(run: Run) -> Iterator[Run]:
     _prepare(run)
     failure: BaseException | None = None
     try:
-        _setup(run)
+        try:
+            run._set_up()
+        except StopRun as stop:
+            _stop(run, stop.reason)  # the body is entered all the same; its loops end at once
         yield run
     except StopRun as stop:
         _stop(run, stop.reason)
@@ -112,6 +115,7 @@ def opened(run: Run) -> Iterator[Run]:
     finally:
         _completed(run)
         run._batch = None
+        run._open = False
         closing = _each_alone(run, at.TEARDOWN, failure)
         run.close()
         if closing and failure is None:
@@ -123,8 +127,10 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
 
     A run that stops, or reaches its last step, inside an epoch leaves it unfinished: no PASS_END, no EPOCH_END.
     """
-    _check_limits(epochs, steps)
+    check_limits(epochs, steps)
     run.limits.epochs, run.limits.steps = epochs, steps
+    if run.status == "stopped":
+        return
     run.stage = "train"
     run._training = True
     run.emit(at.TRAIN_START)
@@ -133,6 +139,9 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
         if isinstance(run.model, nn.Module):
             run.model.train()
         if run.progress.batches_in_epoch == 0:
+            run.step = run.progress.steps
+            if isinstance(run.metrics, Metrics):
+                run.metrics.begin()
             run.emit(at.EPOCH_START)
         yield run.epoch
         if run.ending:
@@ -143,10 +152,7 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
         run.progress.epochs += 1
         run.progress.batches_in_epoch = 0
         safe_point(run)
-    if run.status == "stopped":
-        run.emit(at.STOPPED)
-    else:
-        run.status = "completed"
+    _completed(run)
     _train_end(run)
 
 
@@ -169,8 +175,6 @@ def batches(
         raise ValueError(f"accumulate={run.accumulate}: a window has at least one batch.")
     progress, emit = run.progress, run.emit
     index = progress.batches_in_epoch
-    if index == 0 and isinstance(run.metrics, Metrics):
-        run.metrics.begin("train")
     length = _length(run, loader, "train")
     iterator = islice(loader, index, run.limits.batches.get("train"))
     data: Any
@@ -198,6 +202,8 @@ def batches(
             else:  # only here must the next batch be seen before this one is used
                 ahead = _look_ahead(run, iterator)
                 last = ahead is _END
+                if last:
+                    ahead = _NOTHING  # its end is asked for again, as it is after a resume
         first = data[0] if type(data) in _SEQUENCES and data else data  # the inputs, as a rule
         shape = first.shape if type(first) is Tensor else None
         size = shape[0] if shape else size_of(data)
@@ -208,18 +214,22 @@ def batches(
                 run.step = progress.steps
                 run.skipped = None
                 run._weight = 0
+                run.mid_step = True
                 if heard[STEP_START]:
                     emit(STEP_START)
+                    heard = run._plan  # somebody may have been attached
             if heard[BATCH_START]:
                 emit(BATCH_START)
+                heard = run._plan
             if place == 1 and zero_grad:
                 if heard[BEFORE_ZERO_GRAD]:
                     emit(BEFORE_ZERO_GRAD)
                 for optimizer in run.optimizers:
                     optimizer.zero_grad()
             yield batch.data
-            heard = run._plan
-            if heard[BATCH_END]:
+            if last and run._schedule and run.skipped is None:
+                _step_schedulers(run, "steps", run.step + 1, watching=False)
+            if run._plan[BATCH_END]:
                 emit(BATCH_END)
             progress.batches += 1
             progress.batches_in_epoch += 1
@@ -230,11 +240,12 @@ def batches(
         index += 1
         if last:
             place = 0
-            if heard[STEP_END]:
+            if run._plan[STEP_END]:
                 emit(STEP_END)
             progress.steps += 1
+            run.mid_step = False
             requests = run.requests
-            if requests.stop or requests.save or requests.evaluate or run._always_ask:
+            if requests.stop is not None or requests.save is not None or requests.evaluate or run._always_ask:
                 safe_point(run)
             if run.ending:
                 return
@@ -249,6 +260,7 @@ def batches(
             f"The training loader's length is {length}, but it gave {index} batches in epoch {run.epoch}, so the last "
             f"window of {run.accumulate} was never finished. Correct its __len__, or remove it."
         )
+    run._gave.add("train")
     emit(PASS_END)
 
 
@@ -262,7 +274,7 @@ def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
     batch.loss = loss
     if heard[LOSS_READY]:
         run.emit(LOSS_READY)
-        loss = batch.loss
+        loss, heard = batch.loss, run._plan
     if run.accumulate > 1:
         loss = _weighed(run, loss, batch.size if weight is None else weight)
     if heard[BEFORE_BACKWARD]:
@@ -279,7 +291,7 @@ def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
         if wrong := _wrong_with(batch.loss):
             raise BadStep(wrong) from error
         raise
-    if heard[AFTER_BACKWARD]:
+    if run._plan[AFTER_BACKWARD]:
         run.emit(AFTER_BACKWARD)
 
 
@@ -288,7 +300,7 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
 
     They stay as they are if a handler asked for it with `run.skip_step`, or if half-precision gradients overflowed.
     """
-    heard, batch = run._plan, run._batch or run.batch
+    batch = run._batch or run.batch
     if not batch.last_of_window:
         return False
     if run.accumulate > 1:
@@ -297,7 +309,7 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
     if scaler is not None:
         for optimizer in run.optimizers:
             scaler.unscale_(optimizer)
-    if heard[BEFORE_OPTIMIZER_STEP]:
+    if run._plan[BEFORE_OPTIMIZER_STEP]:
         run.emit(BEFORE_OPTIMIZER_STEP)
     if clip_norm is not None:
         clip_gradients(run, clip_norm)
@@ -308,10 +320,8 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
             optimizer.step()
     if run.skipped is not None:
         return False
-    if heard[AFTER_OPTIMIZER_STEP]:
+    if run._plan[AFTER_OPTIMIZER_STEP]:
         run.emit(AFTER_OPTIMIZER_STEP)
-    if run._schedule:
-        _step_schedulers(run, "steps", run.step + 1, watching=False)
     return True
 
 
@@ -330,6 +340,8 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
     May be called inside a handler: batch, stage, modes and random streams are given back as they were, so that
     looking at a model never changes how it trains.
     """
+    if run.status == "stopped" and run._training and not run._told:
+        return  # a run that was stopped inside an epoch leaves it unfinished
     with ExitStack() as back:
         back.enter_context(untouched())
         back.enter_context(torch.no_grad())
@@ -353,6 +365,7 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
             run._batch = None
         if index < 0:
             raise BadLoader(_nothing(run, stage))
+        run._gave.add(stage)
         run.emit(at.EVAL_EPOCH_END)
         metrics.finish(stage)
         run.emit(at.EVAL_END)
@@ -363,22 +376,30 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
 
 def safe_point(run: Run) -> None:
     """The only place where requests are answered: counts are final and no batch is in hand."""
-    requests = run.requests
-    stop, save, evaluate = requests.stop is not None, requests.save is not None, requests.evaluate
-    if run.comm.world_size > 1:
-        stop, save, evaluate = run.comm.any(stop, save, evaluate)
-        if stop:
-            reasons = run.comm.gather(requests.stop)
-            requests.stop = next(str(reason) for reason in reasons if reason is not None)
+    stop, save, evaluate = _agree(run)
     if evaluate and run.evaluator is not None:
         run.evaluator(run)
+        stop_too, save_too, _ = _agree(run)  # what the evaluation's handlers ask for is answered here as well
+        stop, save = stop or stop_too, save or save_too
     _step_schedulers(run, "steps", run.progress.steps, watching=True)
-    if save and run.saver is not None:
-        run.saver(run, requests.save or "asked for by another rank")
-    if stop:
-        _stop(run, requests.stop or "stopped")
-    if stop or save or evaluate:
-        run.requests = Requests()
+    if save is not None and run.saver is not None:
+        run.saver(run, save)
+    if stop is not None:
+        _stop(run, stop)
+
+
+def _agree(run: Run) -> tuple[str | None, str | None, bool]:
+    """What is asked for on any rank, with the reasons; it counts as answered from here on."""
+    asked, run.requests = run.requests, Requests()
+    if run.comm.world_size == 1:
+        return asked.stop, asked.save, asked.evaluate
+    stop, save, evaluate = run.comm.any(asked.stop is not None, asked.save is not None, asked.evaluate)
+    return _reason(run, asked.stop) if stop else None, _reason(run, asked.save) if save else None, evaluate
+
+
+def _reason(run: Run, mine: str | None) -> str:
+    """The reason of the lowest rank that has one."""
+    return next(str(reason) for reason in run.comm.gather(mine) if reason is not None)
 
 
 def _prepare(run: Run) -> None:
@@ -390,6 +411,7 @@ def _prepare(run: Run) -> None:
     run._always_ask = run.comm.world_size > 1 or any(s.metric for s in run.schedulers)
     run._unreached = {id(binding.owner) for binding in run.plan.bindings.get(at.SETUP, ())}
     run.status = "running"
+    run._open = True
 
 
 def _compare_ranks(run: Run) -> None:
@@ -402,17 +424,6 @@ def _compare_ranks(run: Run) -> None:
                 f"Rank {rank} and rank {run.comm.rank} do not hold the same listeners; they differ in: "
                 f"{'; '.join(odd)}. Attach the same callbacks on every rank, and let their `ranks` say where they act."
             )
-
-
-def _setup(run: Run) -> None:
-    plan = run.plan
-    for binding, handler in zip(plan.bindings.get(at.SETUP, ()), plan[at.SETUP], strict=True):
-        run._unreached.discard(id(binding.owner))
-        try:
-            handler(run)
-        except Exception as error:
-            error.add_note(f"raised by {name_of(binding.owner)} at setup")
-            raise
 
 
 def _each_alone(run: Run, event: Event, failure: BaseException | None) -> list[BaseException]:
@@ -441,6 +452,10 @@ def _each_alone(run: Run, event: Event, failure: BaseException | None) -> list[B
 
 
 def _train_end(run: Run) -> None:
+    """STOPPED if that is so, and TRAIN_END if there was a TRAIN_START; each once."""
+    if run.status == "stopped" and not run._told:
+        run._told = True
+        run.emit(at.STOPPED)
     if run._training:
         run._training = False
         run.emit(at.TRAIN_END)
@@ -481,7 +496,8 @@ def _scaled_step(run: Run, scaler: Any) -> None:
         run.skipped = run.skipped or f"half-precision gradients overflowed; the loss scale is now {after:g}"
 
 
-def _check_limits(epochs: int | None, steps: int | None) -> None:
+def check_limits(epochs: int | None, steps: int | None) -> None:
+    """Refuse what says nothing of how far to train."""
     if epochs is None and steps is None:
         raise ValueError("Say how far to train: epochs=..., steps=..., or both.")
     for name, count in (("epochs", epochs), ("steps", steps)):
@@ -563,7 +579,7 @@ def _wrong_with(loss: object) -> str | None:
 
 
 def _nothing(run: Run, what: str) -> str:
-    if what not in ("training", "val") or run.progress.batches == 0:
+    if (what if what != "training" else "train") not in run._gave:
         return f"The {what} loader gave no batch. Is the dataset empty, or smaller than a batch with drop_last=True?"
     return (
         f"The {what} loader gave no batch in epoch {run.epoch}. If it is a generator or an iterator, it can be read "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mean", "Metrics", "Watched", "missing", "numbers", "ratio"]
 
-FOLD = 256
+_FOLD = 256
 _PLAIN = {int, float, bool}
 
 
@@ -35,11 +35,11 @@ class Mean:
         self._state: tuple[Any, Any, list[Any], list[Any]] = (0.0, 0.0, [], [])
 
     def add(self, value: Any, weight: Any = 1) -> None:
-        """Add one value; a tensor must have been cut off from its graph."""
+        """Add one value: a number, or a tensor of one number."""
         _, _, values, shares = self._state
-        shares.append(weight)  # first, so that every value that a reader sees has its weight
-        values.append(value)
-        if len(values) >= FOLD:
+        shares.append(_number(weight))  # first, so that every value that a reader sees has its weight
+        values.append(_number(value))
+        if len(values) >= _FOLD:
             self.fold()
 
     def fold(self) -> None:
@@ -79,28 +79,35 @@ class Metrics(MutableMapping[str, Any]):
 
     def add(self, name: str, value: Any, weight: Any = 1) -> None:
         """Add to the mean of a name; begin a new one if the last one's epoch is over."""
-        if type(value) is Tensor and not value.shape:
+        kind = type(value)
+        if kind is Tensor and not value.ndim:
             value = value.data  # like detach(), at half its price
-        elif not isinstance(value, int | float):
-            value = _scalar(name, value)
+        elif kind is not float and hasattr(value, "compute"):
+            self._stand_in(name, value)
+            return
+        elif kind is not float:
+            value = _named(name, value)
+        if type(weight) is not int:
+            weight = _named(f"{name}, as weight", weight)
         mean = self._means.get(name)
         if mean is None:
-            if hasattr(value, "compute"):
-                self[name] = value
-                return
-            mean = self._means[name] = Mean()
-            self._entries[name] = mean
+            mean = self._means[name] = self._entries[name] = Mean()
             self._stale.discard(name)
-        # as in Mean.add, without the call: this line is passed in every step
+        # as in Mean.add, without the call: this is passed in every step
         _, _, values, shares = mean._state
         shares.append(weight)
         values.append(value)
-        if len(values) >= FOLD:
+        if len(values) >= _FOLD:
             mean.fold()
 
-    def begin(self, prefix: str) -> None:
-        """Say that a new epoch of a stage begins: its means are kept until the first new value comes."""
-        names = self._of(prefix)
+    def _stand_in(self, name: str, computing: Any) -> None:
+        entry = self._entries.get(name)
+        if name in self._stale or not isinstance(entry, _Computing) or entry.of is not computing:
+            self[name] = _Computing(computing)
+
+    def begin(self, prefix: str | None = None) -> None:
+        """Say that a new epoch begins, of one stage or of all: its means are kept until the first new value comes."""
+        names = list(self._entries) if prefix is None else self._of(prefix)
         self._stale.update(names)
         for name in names:
             self._means.pop(name, None)
@@ -115,7 +122,8 @@ class Metrics(MutableMapping[str, Any]):
         for name in self._of(prefix):
             entry = self._entries[name]
             if type(entry) is not Mean and hasattr(entry, "compute"):
-                self._entries[name] = entry.compute()
+                value = _named(name, entry.compute())
+                self._entries[name] = value if isinstance(value, Tensor) else _Known(value)
 
     def entry(self, name: str) -> Any:
         """What stands behind a name: a Mean, a number, or an object with `compute`."""
@@ -135,7 +143,7 @@ class Metrics(MutableMapping[str, Any]):
         return next(iter(self.read([name]).values()))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._entries[name] = value
+        self._entries[name] = _Known(value) if isinstance(value, int | float) else value
         self._means.pop(name, None)
         self._stale.discard(name)
 
@@ -174,12 +182,12 @@ class Watched:
         metrics = cast(Metrics, run.metrics)
         if self.name not in metrics:
             stage = self.name.split("/")[0]
-            yet_to_come = stage == "val" and not (run.task is not None and run.evaluator is None)
-            if yet_to_come and not metrics.fresh(stage):
-                return None
+            never = stage == "train" or (stage == "val" and run.task is not None and run.evaluator is None)
+            if not never and not metrics.fresh(stage):
+                return None  # what measures it may come at a later epoch
             raise MissingMetric(missing(self.name, metrics))
         entry = metrics.entry(self.name)
-        if entry is self._last and not isinstance(entry, int | float):
+        if entry is self._last:
             return None
         self._last = entry
         return metrics[self.name]
@@ -223,7 +231,7 @@ def _fold(total: Any, weights: Any, values: Sequence[Any], shares: Sequence[Any]
     kinds, weighed_by = set(map(type, values)), set(map(type, shares))
     plain = weighed_by <= _PLAIN
     if plain and kinds <= _PLAIN:
-        return total + math.fsum(map(operator.mul, values, shares)), weights + sum(shares)
+        return total + sum(map(operator.mul, values, shares)), weights + sum(shares)
     device = next(x.device for x in (*values, *shares) if isinstance(x, Tensor))
     stacked = _stack(values, kinds, device)
     if plain and len(set(shares)) == 1:
@@ -246,13 +254,44 @@ def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
 
 
-def _scalar(name: str, value: Any) -> Any:
-    """What can be added up, of a value that is not simply a number or a tensor of no dimensions."""
-    if not isinstance(value, Tensor):
-        return value if hasattr(value, "compute") else float(value)
-    if value.numel() == 1:
+class _Computing:
+    """An object that computes a metric, for the length of one epoch."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def compute(self) -> Any:
+        return self.of.compute()
+
+
+class _Known(float):
+    """A number given as it is; an object of its own, so that two equal values can be told apart in time."""
+
+    __slots__ = ()
+
+
+def _number(value: Any) -> Any:
+    """What can be added up: a plain number, or a tensor of no dimensions, cut off from its graph."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise BadStep(
+                f"a metric is one number, and this tensor has the shape {tuple(value.shape)}; log its mean() or sum()"
+            )
         return value.detach().reshape(())
-    raise BadStep(
-        f"log({name!r}): a metric is one number, and this tensor has the shape {tuple(value.shape)}; "
-        "log its mean() or sum()."
-    )
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, str):
+        raise BadStep(f"{value!r} is text, and a metric is one number")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise BadStep(f"{value!r} is not a number") from error
+
+
+def _named(name: str, value: Any) -> Any:
+    try:
+        return _number(value)
+    except BadStep as error:
+        raise BadStep(f"log({name!r}): {error}.") from error.__cause__

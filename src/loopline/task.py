@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from .core.errors import BadStep
 from .core.run import Run, Scheduled
 from .core.when import Every
 
-__all__ = ["SupervisedTask", "Task"]
+__all__ = ["SupervisedTask", "Task", "schedules_of"]
 
 
 class Task:
@@ -73,8 +73,13 @@ class SupervisedTask(Task):
         self.loss = loss
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.schedulers()  # an error now, where the mistake is made
         self.metrics = dict(metrics or {})
         for name, metric in self.metrics.items():
+            if name in ("loss", "output", "target", "weight"):
+                raise ValueError(
+                    f"metrics[{name!r}]: this name means something else in what a step returns; choose another."
+                )
             if not callable(metric) and not hasattr(metric, "update"):
                 raise TypeError(
                     f"metrics[{name!r}] is {metric!r}: give a function of (output, target), or an object with update, "
@@ -103,7 +108,7 @@ class SupervisedTask(Task):
         first = run.batch.index == 0
         for name, metric in self.metrics.items():
             if not hasattr(metric, "update"):
-                measured[name] = metric(output, target)
+                measured[name] = _one_number(name, metric(output, target))
                 continue
             if first:
                 metric.reset()
@@ -113,6 +118,23 @@ class SupervisedTask(Task):
 
     def predict_step(self, batch: Any, run: Run) -> Any:
         return self.model(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def schedules_of(task: Task) -> list[Scheduled]:
+    """A task's schedulers, each with its When."""
+    given: Any = task.schedulers()
+    return [_scheduled(one) for one in (given if isinstance(given, Iterable) else [given])]
+
+
+def _one_number(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise BadStep(
+                f"metrics[{name!r}] gave a tensor of the shape {tuple(value.shape)} for a batch; it gives one number, "
+                "so return its mean()."
+            )
+        return value.reshape(())
+    return value
 
 
 def _scheduled(given: Any) -> Scheduled:

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,8 @@ from torch.optim import Optimizer
 
 from . import loop
 from .callbacks.progress_bar import ProgressBar
-from .core.binding import Binding
-from .core.errors import BadStep
+from .core.binding import Binding, as_listener
+from .core.errors import BadStep, MissingMetric
 from .core.event import STEP_END
 from .core.progress import Progress
 from .core.run import Run, Stage
@@ -23,7 +24,7 @@ from .data import Placed
 from .randomness import seed_everything
 from .sinks import Sink, Sinks
 from .strategies import Parts, Precision, Strategy, precision_of, strategy_of
-from .task import Task
+from .task import Task, schedules_of
 
 __all__ = ["Trainer"]
 
@@ -59,18 +60,29 @@ class Trainer:
                 f"Trainer({type(self.task).__name__}): the first argument is a Task. For a model with a loss and an "
                 "optimizer, give SupervisedTask(model, loss=..., optimizer=...)."
             )
-        for name in ("accumulate", "sanity"):
-            value, least = getattr(self, name), 1 if name == "accumulate" else 0
-            if not isinstance(value, int) or value < least:
+        for name, least in (("accumulate", 1), ("sanity", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
                 raise ValueError(f"Trainer({name}={value!r}): give a whole number, {least} or more.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
+        if self.clip_norm is not None and not (isinstance(self.clip_norm, int | float) and self.clip_norm > 0):
             raise ValueError(f"Trainer(clip_norm={self.clip_norm!r}): give a norm above 0, or None.")
-        if self.task.manual and self.accumulate > 1:
-            raise ValueError("A task with manual=True steps its optimizers itself; Trainer(accumulate=...) cannot.")
+        if self.seed is not None and type(self.seed) is not int:
+            raise TypeError(f"Trainer(seed={self.seed!r}): give a whole number, or None.")
+        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Iterable):
+            raise TypeError(f"Trainer(callbacks={self.callbacks!r}): give a list, such as callbacks=[...].")
+        for given in self.callbacks:
+            as_listener(given)  # an error now, where the mistake is made
         if not isinstance(self.evaluate, When):
             raise TypeError(f"Trainer(evaluate={self.evaluate!r}): say when, for example Every(epochs=1).")
         self.strategy = strategy_of(self.strategy)
         self.precision = precision_of(self.precision)
+        scaled = self.precision.scaler(self.strategy.device) is not None
+        for name, asked in (("accumulate", self.accumulate > 1), ("clip_norm", self.clip_norm), ("precision", scaled)):
+            if self.task.manual and asked:
+                raise ValueError(
+                    f"Trainer({name}={getattr(self, name)!r}): a task with manual = True makes its steps by itself, so "
+                    "the Trainer cannot do this for it. Do it in train_step."
+                )
 
     def fit(
         self,
@@ -86,28 +98,24 @@ class Trainer:
         `validation` is evaluated as `evaluate` says, and once more where `steps` ends the run inside an epoch. With
         `resume`, an earlier run of this process, counting goes on where that one stopped.
         """
-        loop._check_limits(epochs, steps)
+        loop.check_limits(epochs, steps)
         if self.seed is not None:
             seed_everything(self.seed)
-        run = self._new_run(training=True, progress=_progress_of(resume))
+        run = self._new_run(training=True, earlier=resume)
         train = self._placed(train)
-        extra: list[object] = []
         due = self.evaluate.watch()
         if validation is not None:
-            val_loader = self._placed(validation)
-            run.evaluator = lambda run: self._evaluate(run, val_loader, "val")
-            if "steps" in self.evaluate.units:
-                extra.append(_AskForEvaluation(due))
-        run.listen(*extra)
-        step = self._train_batch()
+            self._set_up_evaluation(run, self._placed(validation), due)
+        _check_watched(run)
+        train_batch = self._train_batch()
         with loop.fit(run):
-            if validation is not None and self.sanity and run.progress == Progress():
+            if validation is not None and self.sanity and run.progress == Progress() and not run.ending:
                 run.limits.batches.setdefault("sanity", self.sanity)
-                self._evaluate(run, val_loader, "sanity")
+                self._evaluate(run, run.loaders["val"], "sanity")
             for _ in loop.epochs(run, epochs, steps=steps):
                 for batch in loop.batches(run, train):
-                    step(batch, run)
-                if validation is not None and run.status == "running" and (run.ending or due("epochs", run.epoch + 1)):
+                    train_batch(batch, run)
+                if run.evaluator is not None and (self._was_cut_short(run) or due("epochs", run.epoch + 1)):
                     run.evaluator(run)
         return run
 
@@ -130,24 +138,44 @@ class Trainer:
                 said.append(run.batch.output)
         return said
 
-    def _new_run(self, *, training: bool, progress: Progress | None = None) -> Run:
+    def _new_run(self, *, training: bool, earlier: Run | None = None) -> Run:
         strategy, task = self._strategy, self.task
         optimizers = _optimizers(task) if training else []
         parts = strategy.place(Parts(task.model, optimizers))
+        if earlier is not None and earlier.mid_step:
+            logger.warning("The run that is gone on with ended inside a step, whose work may be half done.")
         self.run = Run(
             model=parts.model,
             optimizers=parts.optimizers,
-            schedulers=list(task.schedulers()) if training else [],
+            schedulers=schedules_of(task) if training else [],
             scaler=self._precision.scaler(strategy.device) if training else None,
             accumulate=self.accumulate,
             comm=strategy.comm,
-            progress=progress or Progress(),
+            progress=Progress() if earlier is None else copy.copy(earlier.progress),
+            metrics={} if earlier is None else earlier.metrics,
             task=task,
             strategy=strategy,
             parts=parts,
             callbacks=[*self._bar(), *self.callbacks, *self._sinks()],
         )
         return self.run
+
+    def _set_up_evaluation(self, run: Run, loader: Iterable[Any], due: Watch) -> None:
+        """What the run does when it is asked to evaluate, and who asks it at steps."""
+
+        def evaluator(run: Run) -> None:
+            run.scratch["evaluated"] = run.progress.steps
+            self._evaluate(run, loader, "val")
+
+        run.loaders["val"] = loader
+        run.evaluator = evaluator
+        if "steps" in self.evaluate.units:
+            run.listen(_AskForEvaluation(due))
+
+    def _was_cut_short(self, run: Run) -> bool:
+        """Whether the last step came inside an epoch, so that the final weights are still to be evaluated."""
+        cut = run.ending and run.status == "running"
+        return cut and bool(self.evaluate.units) and run.scratch.get("evaluated") != run.progress.steps
 
     def _train_batch(self) -> Callable[[Any, Run], None]:
         """What one training batch asks for, with whatever can be decided beforehand decided."""
@@ -239,15 +267,15 @@ def _log(run: Run, said: Mapping[str, Any], names: dict[str, str], weight: Any) 
     for name, value in said.items():
         full = names.get(name)
         if full is None:
-            full = names[name] = f"{run.stage}/{name}" if name != "weight" and _is_number(value) else ""
+            full = names[name] = f"{run.stage}/{name}" if name != "weight" and _is_number(name, value) else ""
         if full:
             add(full, value, weight)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(name: str, value: object) -> bool:
     if isinstance(value, Tensor):
-        return value.dim() == 0
-    return isinstance(value, int | float) or hasattr(value, "compute")
+        return value.dim() == 0 or (name == "loss" and value.numel() == 1)
+    return isinstance(value, Real) or hasattr(value, "compute")
 
 
 def _no_loss(run: Run) -> str:
@@ -265,15 +293,17 @@ def _optimizers(task: Task) -> list[Optimizer]:
             "To measure it as it is, call validate or test."
         )
     given = task.optimizers()
-    optimizers = [given] if isinstance(given, Optimizer) else list(given)
+    optimizers = [given] if isinstance(given, Optimizer) else list(given or ())
     if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
         raise TypeError(f"{type(task).__qualname__}.optimizers() gave {given!r}: return a torch optimizer, or a list.")
     return optimizers
 
 
-def _progress_of(earlier: Run | None) -> Progress | None:
-    if earlier is None:
-        return None
-    if earlier.status == "failed":
-        logger.warning("Going on after a failed run: its last step may be half done.")
-    return copy.copy(earlier.progress)
+def _check_watched(run: Run) -> None:
+    """A scheduler that waits for what nobody will measure is a mistake, seen before anything is trained."""
+    for scheduled in run.schedulers:
+        if scheduled.metric is not None and scheduled.metric.startswith("val/") and run.evaluator is None:
+            raise MissingMetric(
+                f"{type(scheduled.scheduler).__name__} watches {scheduled.metric!r}, but there is no validation data. "
+                "Give some to fit, or watch a metric of training: Scheduled(..., metric='train/loss')."
+            )

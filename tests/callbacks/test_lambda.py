@@ -57,7 +57,7 @@ def test_a_function_that_cannot_take_the_run_is_refused():
 
 @pytest.mark.parametrize("wrong", [None, "print", 3])
 def test_what_is_not_a_function_is_refused(wrong):
-    with pytest.raises(BadHandler, match=f"on_epoch_end={wrong!r}"):
+    with pytest.raises(BadHandler, match=f"Lambda binds {wrong!r} to epoch_end, which cannot be called"):
         Lambda(on_epoch_end=wrong)
 
 

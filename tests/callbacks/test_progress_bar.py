@@ -83,8 +83,8 @@ def test_away_from_a_terminal_each_epoch_leaves_one_line():
     console = plain()
     fit(console)
     assert said(console) == [
-        "epoch 1/2  train/loss N  val/loss N  N s",
-        "epoch 2/2  train/loss N  val/loss N  N s",
+        "epoch 1/2  train/loss N  val/loss N  val/accuracy N  N s",
+        "epoch 2/2  train/loss N  val/loss N  val/accuracy N  N s",
         "completed after 2 epochs, 10 steps, N s",
     ]
 
@@ -94,7 +94,7 @@ def test_metrics_of_an_evaluation_that_an_epoch_did_not_have_are_left_out():
     fit(console, epochs=3, evaluate=Every(epochs=2))
     assert said(console)[:3] == [
         "epoch 1/3  train/loss N  N s",
-        "epoch 2/3  train/loss N  val/loss N  N s",
+        "epoch 2/3  train/loss N  val/loss N  val/accuracy N  N s",
         "epoch 3/3  train/loss N  N s",
     ]
 
@@ -140,19 +140,22 @@ def test_a_reader_that_has_gone_does_not_end_the_run():
 def test_an_evaluation_by_itself_leaves_one_line():
     console = plain()
     Trainer(TinyTask(), callbacks=[ProgressBar(console=console)]).validate(tiny_loader())
-    assert said(console) == ["val/loss N  N s"]
+    assert said(console) == ["val/loss N  val/accuracy N  N s"]
 
 
 def test_on_a_terminal_finished_epochs_stand_in_a_table():
     console = terminal()
     fit(console)
-    lines = re.sub(r"\x1b\[[\d;?]*\w", "", console.file.getvalue()).replace("\r", "").split("\n")
-    rows = [re.sub(r"\d\.\d+", "N", line).split() for line in lines if re.match(r"epoch +train/loss| +[12]/2 ", line)]
-    assert rows == [["epoch", "train/loss", "val/loss", "time"], ["1/2", "N", "N", "N", "s"], ["2/2", "N", "N", "N", "s"]]
+    rows = re.findall(r"(?:epoch  train/loss.*| +[12]/2 .* \d\.\d s)\n", console.file.getvalue())
+    assert [re.sub(r"\d\.\d+", "N", row).split() for row in rows] == [
+        ["epoch", "train/loss", "val/loss", "val/accuracy", "time"],
+        ["1/2", "N", "N", "N", "N", "s"],
+        ["2/2", "N", "N", "N", "N", "s"],
+    ]
 
 
 def test_on_a_narrow_terminal_no_line_is_too_long():
-    console = terminal(width=40)
+    console = terminal(width=44)
 
     @on(at.BATCH_END)
     def wait(run):
@@ -160,7 +163,7 @@ def test_on_a_narrow_terminal_no_line_is_too_long():
 
     fit(console, wait)
     shown = re.sub(r"\x1b\[[\d;?]*\w", "", console.file.getvalue())
-    assert max(len(line) for part in shown.split("\n") for line in part.split("\r")) <= 40
+    assert max(len(line) for part in shown.split("\n") for line in part.split("\r")) <= 44
 
 
 def test_the_frame_shows_the_epoch_its_batches_and_the_latest_metrics():
@@ -169,7 +172,9 @@ def test_the_frame_shows_the_epoch_its_batches_and_the_latest_metrics():
     @on(at.BATCH_END)
     def wait(run):
         if run.batch.index == 3 and run.epoch == 1:
-            assert wait_for(lambda: re.search(r"epoch 2/2  ━+╸?─+  3/5 .*\n +step 8  train  loss \d", console.file.getvalue()))
+            assert wait_for(
+                lambda: re.search(r"epoch 2/2  ━+╸?─+  3/5 .*\n +step 8  train  loss \d", console.file.getvalue())
+            )
             assert wait_for(lambda: re.search(r"val    loss \d", console.file.getvalue()))
 
     assert fit(console, wait).status == "completed"

@@ -165,12 +165,10 @@ def test_a_wrong_failure_policy_is_refused():
 
 
 def test_a_wrong_failure_policy_in_a_mark_is_refused():
+    def report(run): ...
+
     with pytest.raises(AttachError, match="ignore"):
-
-        @on(at.STEP_END, on_error="ignore")  # type: ignore[arg-type]
-        def report(run): ...
-
-        Run(callbacks=[report])
+        Run(callbacks=[on(at.STEP_END, on_error="ignore")(report)])  # type: ignore[arg-type]
 
 
 def test_a_method_may_be_marked_under_any_name():
@@ -308,13 +306,48 @@ def test_every_of_an_uncounted_event_survives_another_listener():
 
     @on(at.EVAL_END, every=2)
     def note(run):
-        heard.append(count)
+        heard.append(len(run.listeners))
 
     run = Run(callbacks=[note])
-    for count in range(4):
+    for _ in range(4):
         run.emit(at.EVAL_END)
         run.listen(Callback())
-    assert heard == [1, 3]
+    assert heard == [2, 4]
+
+
+def test_marking_a_method_that_is_bound_already_is_refused_with_a_sentence():
+    with pytest.raises(BadHandler, match="on_step_end"):
+        on(at.STEP_END)(Callback().on_step_end)
+
+
+def test_two_beats_on_one_function_do_not_disturb_each_other():
+    heard = []
+
+    @on(at.EVAL_END, every=2)
+    @on(at.EVAL_END, every=3)
+    def note(run):
+        heard.append(run.scratch["calls"])
+
+    run = Run(callbacks=[note])
+    for run.scratch["calls"] in (1, 2, 3, 4, 5, 6):
+        run.emit(at.EVAL_END)
+    assert heard == [2, 3, 4, 6, 6]
+
+
+def test_what_a_callback_keeps_is_not_asked_whether_it_is_marked():
+    class Remote:
+        def __call__(self): ...
+
+        def __getattr__(self, name):
+            raise ZeroDivisionError(name)
+
+    class Keeps(Callback):
+        def __init__(self):
+            self.remote = Remote()
+
+        def on_step_end(self, run): ...
+
+    assert bound(Keeps()) == ["step_end"]
 
 
 def test_a_handler_set_on_the_object_is_called():

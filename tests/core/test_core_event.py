@@ -9,12 +9,43 @@ import loopline.core.event as event_module
 from loopline import Callback, Event, Run, at, on
 from loopline.core.event import SEAMS
 
-LOOP_ORDER = """
-setup fit_start resumed sanity_start sanity_end train_start epoch_start fetch_start fetch_end step_start batch_start
-before_zero_grad loss_ready before_backward after_backward before_optimizer_step after_optimizer_step batch_end step_end
-pass_end eval_start eval_epoch_start eval_batch_start eval_batch_end eval_epoch_end eval_end epoch_end saving loaded
-metrics stopped train_end fit_end exception teardown
-""".split()
+LOOP_ORDER = [
+    "setup",
+    "fit_start",
+    "resumed",
+    "sanity_start",
+    "sanity_end",
+    "train_start",
+    "epoch_start",
+    "fetch_start",
+    "fetch_end",
+    "step_start",
+    "batch_start",
+    "before_zero_grad",
+    "loss_ready",
+    "before_backward",
+    "after_backward",
+    "before_optimizer_step",
+    "after_optimizer_step",
+    "batch_end",
+    "step_end",
+    "pass_end",
+    "eval_start",
+    "eval_epoch_start",
+    "eval_batch_start",
+    "eval_batch_end",
+    "eval_epoch_end",
+    "eval_end",
+    "epoch_end",
+    "saving",
+    "loaded",
+    "metrics",
+    "stopped",
+    "train_end",
+    "fit_end",
+    "exception",
+    "teardown",
+]
 
 
 def test_two_events_of_one_name_are_two_events():
@@ -130,10 +161,10 @@ def test_an_own_event_with_the_name_of_a_seam_is_counted_by_its_calls():
 
     @on(own, every=2)
     def second(run):
-        heard.append(count)
+        heard.append(run.scratch["calls"])
 
     run = Run(callbacks=[second])
-    for count in range(4):
+    for run.scratch["calls"] in range(4):
         run.emit(own)
     assert heard == [1, 3]
 

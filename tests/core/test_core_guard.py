@@ -31,8 +31,9 @@ class Raises(Fails):
 
 def through(run, epochs):
     """Two steps in every epoch."""
-    for run.epoch in range(epochs):
-        for run.step in (2 * run.epoch, 2 * run.epoch + 1):
+    for epoch in range(epochs):
+        for step in (2 * epoch, 2 * epoch + 1):
+            run.epoch, run.step = epoch, step
             run.emit(at.STEP_END)
 
 

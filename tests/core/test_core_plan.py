@@ -53,11 +53,9 @@ def test_a_reader_of_all_metrics_comes_after_the_writer_of_one():
     assert order_of(acts("All", reads=needs("metrics")), acts("One", writes=needs("metrics/val/f1"))) == ["One", "All"]
 
 
-def test_names_that_only_begin_alike_are_different_data():
-    assert order_of(acts("Reader", reads=needs("metrics/val/loss_a")), acts("W", writes=needs("metrics/val/loss"))) == [
-        "Reader",
-        "W",
-    ]
+@pytest.mark.parametrize(("read", "written"), [("val/loss_a", "val/loss"), ("val/loss", "val/loss_a")])
+def test_names_that_only_begin_alike_are_different_data(read, written):
+    assert order_of(acts("Reader", reads=needs(read)), acts("Writer", writes=needs(written))) == ["Reader", "Writer"]
 
 
 def test_an_editor_comes_after_those_that_write_and_before_those_that_read():
@@ -142,8 +140,8 @@ class Listens:
 
 def test_then_sorts_before_order_and_before_data():
     heard = []
-    second = Listens("second", heard, then=1, order=-10, writes=needs("grads"))
-    first = Listens("first", heard, reads=needs("grads"), order=10)
+    second = Listens("second", heard, then=8, order=-10, writes=needs("grads"))
+    first = Listens("first", heard, then=1, reads=needs("grads"), order=10)
     Run(callbacks=[second, first]).emit(at.STEP_END)
     assert heard == ["first", "second"]
 
@@ -328,13 +326,12 @@ def test_the_table_for_people():
     for named in (Progress, Accuracy, Stop, report):
         named.__qualname__ = named.__name__
     assert Run(callbacks=[Progress(), Stop(), Accuracy(), report]).plan.describe() == (
-        "event                   #  callback                     order  ranks      why\n"
-        "step_end                1  report                           0  a test     as attached\n"
-        "                        2  Progress                       100  all        order 100\n"
-        "epoch_end               1  Accuracy                         0  all        as attached\n"
-        "                        2  Stop                             0  zero       "
-        "reads metrics/val/accuracy from Accuracy\n"
-        "                        3  Progress                       100  all        order 100"
+        "event      #  callback  order  ranks   why\n"
+        "step_end   1  report    0      a test  as attached\n"
+        "           2  Progress  100    all     order 100\n"
+        "epoch_end  1  Accuracy  0      all     as attached\n"
+        "           2  Stop      0      zero    reads metrics/val/accuracy from Accuracy\n"
+        "           3  Progress  100    all     order 100"
     )
 
 
@@ -349,4 +346,4 @@ def test_a_long_name_does_not_push_the_columns_of_the_table_apart():
 
 
 def test_the_table_of_nobody_is_its_head():
-    assert Run().plan.describe() == "event                   #  callback                     order  ranks      why"
+    assert Run().plan.describe() == "event  #  callback  order  ranks  why"

@@ -1,8 +1,9 @@
 """A run before, during and after: events, listeners, requests, what is in hand."""
 
 import pytest
+import torch
 
-from loopline import Batch, Callback, Comm, Event, Progress, Run, at, loop, on
+from loopline import Batch, Callback, Comm, Event, Progress, Run, StopRun, at, loop, on
 from loopline.core.comm import ALONE, Alone
 from loopline.core.errors import LooplineError, NoBatch
 from loopline.core.progress import Requests
@@ -110,8 +111,7 @@ def test_whether_a_batch_is_in_hand_can_be_asked():
     seen = [run.in_batch]
     with loop.fit(run):
         for _ in loop.epochs(run, 1):
-            for _ in loop.batches(run, [1]):
-                seen.append(run.in_batch)
+            seen += [run.in_batch for _ in loop.batches(run, [1])]
             seen.append(run.in_batch)
     assert seen == [False, True, False]
 
@@ -258,7 +258,9 @@ def test_saving_without_a_saver_is_an_error():
 
 
 def test_evaluating_without_an_evaluator_is_an_error():
-    with pytest.raises(LooplineError, match=r"^run\.evaluate\(\) needs validation data; give it to Trainer\.fit, or se"):
+    with pytest.raises(
+        LooplineError, match=r"^run\.evaluate\(\) needs validation data; give it to Trainer\.fit, or se"
+    ):
         Run().evaluate()
 
 
@@ -331,7 +333,8 @@ def test_a_stop_without_a_reason_is_still_a_stop():
 
 
 @pytest.mark.parametrize(
-    ("event", "next_event"), [(at.STEP_START, at.BATCH_START), (at.BATCH_START, at.BATCH_END), (at.BATCH_END, at.STEP_END)]
+    ("event", "next_event"),
+    [(at.STEP_START, at.BATCH_START), (at.BATCH_START, at.BATCH_END), (at.BATCH_END, at.STEP_END)],
 )
 def test_who_comes_at_one_event_hears_the_next(event, next_event):
     steps = []
@@ -347,6 +350,23 @@ def test_who_comes_at_one_event_hears_the_next(event, next_event):
 
     train(Run(callbacks=[bring]))
     assert steps == [1, 2]
+
+
+@pytest.mark.parametrize("event", [at.SETUP, at.FIT_START, at.TRAIN_START, at.STEP_START, at.STEP_END, at.EPOCH_END])
+def test_a_stop_that_is_raised_anywhere_ends_the_run_as_stopped(event):
+    torn_down = []
+
+    @on(event)
+    def stops(run):
+        raise StopRun("now")
+
+    @on(at.TEARDOWN)
+    def note(run):
+        torn_down.append(run.status)
+
+    run = Run(callbacks=[stops, note])
+    train(run)
+    assert (run.status, run.reason, torn_down) == ("stopped", "now", ["stopped"])
 
 
 def test_a_closed_run_lets_go_of_its_plan_and_of_what_was_kept_on_it():
@@ -379,8 +399,6 @@ def test_a_callback_not_in_a_list_is_told_to_be_in_one():
 
 
 def test_an_optimizer_not_in_a_list_is_told_to_be_in_one():
-    import torch
-
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     with pytest.raises(TypeError, match="optimizers"):
         Run(optimizers=optimizer)
@@ -445,3 +463,18 @@ def train(run):
         for _ in loop.epochs(run, 1):
             for _ in loop.batches(run, [1, 2, 3]):
                 pass
+
+
+def test_gradients_that_did_not_come_from_loop_backward_are_not_silently_thrown_away():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    run = Run(optimizers=[torch.optim.SGD([weight], lr=1.0)])
+    try:
+        with loop.fit(run):
+            for _ in loop.epochs(run, 1):
+                for x in loop.batches(run, [torch.ones(1)] * 2, accumulate=2):
+                    (weight * x).sum().backward()
+                    loop.optimizer_step(run)
+    except LooplineError as error:
+        assert "loop.backward" in str(error)  # noqa: PT017 - refusing it is as good as stepping
+    else:
+        assert weight.item() != 0.0

@@ -125,7 +125,7 @@ def test_a_policy_says_in_which_units_it_can_be_due(when, units):
     ],
 )
 def test_every_wants_exactly_one_unit(given, said):
-    with pytest.raises(ValueError, match="^Every takes exactly one of steps, epochs, seconds, minutes; ") as caught:
+    with pytest.raises(ValueError, match="takes exactly one of") as caught:
         Every(**given)
     assert str(caught.value) == (
         f"Every takes exactly one of steps, epochs, seconds, minutes; it was given {said}. "

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -40,9 +40,7 @@ class Windows:
 
 def batches_of(sizes):
     source = torch.Generator().manual_seed(len(sizes))
-    return [
-        (torch.randn(size, 4, generator=source), torch.randint(2, (size,), generator=source)) for size in sizes
-    ]
+    return [(torch.randn(size, 4, generator=source), torch.randint(2, (size,), generator=source)) for size in sizes]
 
 
 def weights_for(kind, sizes):
@@ -70,6 +68,7 @@ def big_batch_gradients(model, batches, weights):
     return torch.autograd.grad((losses * share).sum() / share.sum(), list(model.parameters()))
 
 
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=7),
     accumulate=st.integers(2, 4),
@@ -95,6 +94,7 @@ def test_a_windows_gradients_are_those_of_one_big_batch(sizes, accumulate, kind,
     assert done == (len(sizes) if unfinished == "step" else full)
 
 
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_accumulating_a_whole_epoch_is_one_step_of_gradient_descent_on_all_of_it(sizes):
     data, task, plain = batches_of(sizes), TinyTask(), TinyTask()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from loopline import Binding, Progress, Run, StopRun, Trainer, at
@@ -35,10 +37,8 @@ def fit(*callbacks, batches=3, validation=None, resume=None, epochs=2, steps=Non
     recorder = Recorder()
     trainer = Trainer(TinyTask(), callbacks=[recorder, *callbacks], progress=False, **trainer)
     held_out = None if validation is None else tiny_loader(validation, seed=1)
-    try:
+    with contextlib.suppress(ValueError, KeyboardInterrupt):
         trainer.fit(tiny_loader(batches), held_out, epochs=epochs, steps=steps, resume=resume)
-    except (ValueError, KeyboardInterrupt):
-        pass
     return recorder
 
 
@@ -78,6 +78,6 @@ def test_a_fit_that_goes_on_inside_an_epoch(golden):
 
 def test_an_error_in_the_third_batch_comes_out_as_it_is():
     with pytest.raises(ValueError, match="broken"):
-        Trainer(
-            TinyTask(), callbacks=[Act(at.BATCH_END, 3, raising(ValueError("broken")))], progress=False
-        ).fit(tiny_loader(), epochs=1)
+        Trainer(TinyTask(), callbacks=[Act(at.BATCH_END, 3, raising(ValueError("broken")))], progress=False).fit(
+            tiny_loader(), epochs=1
+        )

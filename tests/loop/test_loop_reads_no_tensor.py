@@ -87,7 +87,7 @@ def test_a_callback_that_reads_in_a_step_is_found():
         def on_batch_end(self, run):
             float(run.batch.loss)
 
-    with pytest.raises(SyncFound, match="in on_batch_end: float"), no_sync():
+    with pytest.raises(SyncFound, match=r"in on_batch_end: float"), no_sync():
         Trainer(task(), callbacks=[Reads()], progress=False).fit(tiny_loader(), epochs=1)
 
 
@@ -98,5 +98,5 @@ def test_a_callback_whose_errors_are_swallowed_is_found_all_the_same():
         def on_batch_end(self, run):
             run.batch.loss.item()
 
-    with pytest.raises(SyncFound, match="torch.Tensor.item reads"), no_sync():
+    with pytest.raises(SyncFound, match=r"torch.Tensor.item reads"), no_sync():
         Trainer(task(), callbacks=[Reads()], progress=False).fit(tiny_loader(), epochs=1)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from loopline import At, Binding, Every, Never, Progress, Run, Trainer, at, loop
+from loopline import At, Binding, Every, Never, Progress, Run, Scheduled, Trainer, at, loop
 from loopline.testing import Recorder, TinyTask, tiny_loader, tiny_stream
 
 BEFORE = {"setup", "fit_start", "resumed", "sanity_start", "sanity_end", "train_start"}
@@ -151,7 +152,7 @@ def cases(*, sized: bool, unfinished: str = "step") -> st.SearchStrategy[Case]:
 
 
 cuts = st.tuples(st.sampled_from([at.STEP_END, at.EPOCH_END]), st.integers(1, 8))
-few = settings(max_examples=40)
+few = settings(max_examples=30)
 
 
 @few
@@ -193,6 +194,11 @@ def test_over_a_stream_a_cut_changes_at_most_how_often_the_loader_is_asked(case,
     assert_goes_on_as_if_uncut(by_hand, case, cut, without="fetch")
 
 
+def test_an_evaluation_of_the_last_step_is_not_repeated_after_a_cut_there():
+    case = Case(batches=3, epochs=None, steps=2, evaluate=Every(steps=2))
+    assert_goes_on_as_if_uncut(by_trainer, case, (at.STEP_END, 2))
+
+
 def test_the_loop_of_the_documentation_stops_inside_an_epoch_without_evaluating():
     assert_goes_on_as_if_uncut(by_hand, Case(batches=3, epochs=1, guarded=False), (at.STEP_END, 1))
 
@@ -231,3 +237,20 @@ def test_after_a_resume_inside_an_epoch_its_mean_loss_is_that_of_the_whole_epoch
     task = TinyTask()
     cut = mean_loss(task, [Cut(at.STEP_END, 2)])
     assert mean_loss(task, [], resume=cut).metrics["train/loss"] == whole.metrics["train/loss"]
+
+
+def test_a_resumed_plateau_scheduler_does_not_see_an_old_value_again():
+    def rates(cuts):
+        task = TinyTask(lr=1.0)
+        plateau = ReduceLROnPlateau(task.optimizer, patience=0, factor=0.5)
+        task.schedulers = lambda: [Scheduled(scheduler=plateau, when=Every(epochs=1), metric="val/loss")]
+        task.eval_step = lambda batch, run: {"loss": float(run.epoch)}
+        run = None
+        for cut in [*cuts, None]:
+            trainer = Trainer(
+                task, evaluate=Every(epochs=2), callbacks=[] if cut is None else [Cut(*cut)], progress=False
+            )
+            run = trainer.fit(tiny_loader(2), VALIDATION, epochs=6, resume=run)
+        return task.optimizer.param_groups[0]["lr"]
+
+    assert rates([(at.EPOCH_END, 2)]) == rates([])

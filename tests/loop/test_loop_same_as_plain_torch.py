@@ -119,7 +119,9 @@ def test_a_plateau_scheduler_moves_as_one_stepped_by_hand():
         expected.append(optimizer.param_groups[0]["lr"])
 
     optimizer, plateau = rates(losses)
-    run = Run(optimizers=[optimizer], schedulers=[Scheduled(scheduler=plateau, when=Every(epochs=1), metric="val/loss")])
+    run = Run(
+        optimizers=[optimizer], schedulers=[Scheduled(scheduler=plateau, when=Every(epochs=1), metric="val/loss")]
+    )
     seen = []
     with loop.fit(run):
         for epoch in loop.epochs(run, len(losses)):

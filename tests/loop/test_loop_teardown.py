@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from loopline import Binding, Callback, Event, Progress, Run, StopRun, Trainer, at, loop
+from loopline import Binding, Callback, Event, Every, Progress, Run, StopRun, Trainer, at, loop
 from loopline.core.event import SEAMS
 from loopline.testing import FakeComm, Recorder, TinyTask, tiny_loader
 
@@ -56,6 +56,20 @@ class Sender(Callback):
         run.emit(at.METRICS)
 
 
+class Broken(Callback):
+    def __init__(self, error, log):
+        self.error, self.log = error, log
+
+    def on_teardown(self, run):
+        self.log.append(("teardown", str(self.error)))
+        raise self.error
+
+
+class BrokenTwice(Broken):
+    def on_exception(self, run):
+        raise self.error
+
+
 class Fail(Callback):
     def on_epoch_end(self, run):
         raise ZeroDivisionError("first")
@@ -84,14 +98,12 @@ def fitted(event, act, log):
     first, acting, last = Log("first", log), Acting(event, act, log), Log("last", log)
     extra = {at.EXCEPTION: [Fail()], at.STOPPED: [Stop()]}.get(event, [])
     recorder = Recorder()
-    trainer = Trainer(
-        TinyTask(), callbacks=[recorder, Sender(), first, acting, last, *extra], progress=False, sanity=1
-    )
+    trainer = Trainer(TinyTask(), callbacks=[recorder, Sender(), first, acting, last, *extra], progress=False, sanity=1)
     resume = Run(progress=Progress(steps=1, batches=1, samples=2, batches_in_epoch=1)) if event is at.RESUMED else None
     error = None
     try:
         trainer.fit(tiny_loader(2), tiny_loader(1), epochs=1, resume=resume)
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: BLE001 - what came out is what is looked at
         error = raised
     assert acting.done, f"the fit did not pass {event.name}"
     return trainer.run, error, recorder
@@ -117,11 +129,10 @@ INSIDE = [seam for seam in SEAMS.values() if seam not in (at.EXCEPTION, at.TEARD
 @pytest.mark.parametrize("event", INSIDE, ids=lambda event: event.name)
 def test_an_error_keeps_its_type_and_says_whose_it_is(event):
     run, error, recorder = fitted(event, WAYS["RuntimeError"](), [])
-    where = "" if event is at.SETUP else f", epoch {run.epoch}, step {run.step}"
-    assert (type(error), error.args, error.__notes__, run.status, recorder.names[-2:]) == (
+    assert (type(error), error.args, error.__notes__[0], run.status, recorder.names[-2:]) == (
         RuntimeError,
         ("on purpose",),
-        [f"raised by Acting at {event.name}{where}"],
+        f"raised by Acting at {event.name}, epoch {run.epoch}, step {run.step}",
         "failed",
         ["exception", "teardown"],
     )
@@ -160,32 +171,49 @@ ANSWERED = [seam for seam in INSIDE if seam not in (at.STOPPED, at.TRAIN_END, at
 
 
 @pytest.mark.parametrize("event", ANSWERED, ids=lambda event: event.name)
-def test_a_stop_asked_for_anywhere_is_answered_at_a_safe_point(event):
+def test_a_stop_asked_for_anywhere_is_answered_at_the_next_safe_point(event):
     run, error, recorder = fitted(event, WAYS["run.stop"](), [])
-    before = recorder.names[: recorder.names.index("stopped")]
-    asked = before[-1]
-    if asked == "eval_end":
-        asked = "step_end"
-    assert (error, run.status, run.reason, asked) == (
+    stopped_at = recorder.names.index("stopped") if "stopped" in recorder.names else None
+    safe = {"step_end", "epoch_end", "metrics", "saving"}  # the last two are what Sender sends at a safe point
+    assert (error, run.status, run.reason, stopped_at and recorder.names[stopped_at - 1] in safe) == (
         None,
         "stopped",
         "on purpose",
-        "saving" if "epoch_end" not in before else "epoch_end",
+        True,
     )
+
+
+class AtEvalEnd(Callback):
+    def __init__(self, act):
+        self.act = act
+
+    def on_eval_end(self, run):
+        if run.stage == "val":
+            self.act(run)
+
+
+def test_a_stop_asked_for_in_an_evaluation_at_a_safe_point_is_not_lost():
+    callbacks = [AtEvalEnd(lambda run: run.stop("good enough"))]
+    trainer = Trainer(TinyTask(), callbacks=callbacks, evaluate=Every(steps=2), progress=False)
+    run = trainer.fit(tiny_loader(8), tiny_loader(1), epochs=1)
+    assert (run.status, run.reason, run.progress.steps) == ("stopped", "good enough", 2)
+
+
+def test_a_save_asked_for_in_an_evaluation_at_a_safe_point_is_not_lost():
+    class Saver(Callback):
+        def on_setup(self, run):
+            run.saver = lambda run, reason: saved.append((reason, run.progress.steps))
+
+    saved: list[tuple[str, int]] = []
+    callbacks = [Saver(), AtEvalEnd(lambda run: run.save("best"))]
+    trainer = Trainer(TinyTask(), callbacks=callbacks, evaluate=Every(steps=2), progress=False)
+    trainer.fit(tiny_loader(4), tiny_loader(1), epochs=1)
+    assert saved == [("best", 2), ("best", 4)]
 
 
 def test_errors_at_teardown_come_together_after_a_good_run():
     log: list[tuple[str, str]] = []
-
-    class Broken(Callback):
-        def __init__(self, error):
-            self.error = error
-
-        def on_teardown(self, run):
-            log.append(("teardown", str(self.error)))
-            raise self.error
-
-    run = Run(callbacks=[Log("first", log), Broken(ValueError("a")), Broken(KeyError("b")), Log("last", log)])
+    run = Run(callbacks=[Log("first", log), Broken(ValueError("a"), log), Broken(KeyError("b"), log), Log("last", log)])
     with pytest.raises(ExceptionGroup) as caught, loop.fit(run):
         pass
     group = [(type(error), error.args, error.__notes__) for error in caught.value.exceptions]
@@ -197,20 +225,13 @@ def test_errors_at_teardown_come_together_after_a_good_run():
 
 
 def test_errors_at_teardown_are_notes_on_the_error_that_came_first(caplog):
-    class Broken(Callback):
-        def on_exception(self, run):
-            raise ValueError("second")
-
-        def on_teardown(self, run):
-            raise KeyError("third")
-
     caplog.set_level(logging.CRITICAL, "loopline")
-    run = Run(callbacks=[Broken()])
+    run = Run(callbacks=[BrokenTwice(ValueError("second"), [])])
     with pytest.raises(ZeroDivisionError) as caught, loop.fit(run):
         raise ZeroDivisionError("first")
     assert caught.value.__notes__ == [
-        "then Broken failed at exception: ValueError: second",
-        "then Broken failed at teardown: KeyError: 'third'",
+        "then BrokenTwice failed at exception: ValueError: second",
+        "then BrokenTwice failed at teardown: ValueError: second",
     ]
 
 
@@ -237,6 +258,27 @@ def test_whoever_is_not_of_this_rank_sees_neither_setup_nor_teardown():
     with loop.fit(run):
         pass
     assert log == [("setup", "all"), ("teardown", "all")]
+
+
+class Hears(Callback):
+    """Writes down every event that it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def bindings(self, run):
+        for seam in SEAMS.values():
+            yield Binding(seam, lambda run, name=seam.name: self.heard.append(name), owner=self)
+
+
+def test_whom_setup_did_not_reach_hears_nothing_of_a_run_that_was_stopped_there():
+    class Stop(Callback):
+        def on_setup(self, run):
+            raise StopRun("not today")
+
+    first, last = Hears(), Hears()
+    Trainer(TinyTask(), callbacks=[first, Stop(), last], progress=False).fit(tiny_loader(1), epochs=1)
+    assert (first.heard[0], first.heard[-1], last.heard) == ("setup", "teardown", [])
 
 
 def test_a_listener_attached_at_one_event_hears_the_next():

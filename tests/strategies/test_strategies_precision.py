@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopline import Bf16, Callback, Fp16, Fp32, Scheduled, SupervisedTask, Trainer
+from loopline import Bf16, Callback, Fp16, Fp32, Run, Scheduled, SupervisedTask, Trainer, loop
 from loopline.core.when import Every
 from loopline.strategies import Precision, precision_of
 
@@ -154,10 +154,37 @@ def test_handlers_before_the_step_see_gradients_without_the_scale():
     def gradient(precision):
         torch.manual_seed(0)
         looks = Looks()
-        trainer = Trainer(
-            supervised(Sees()), precision=precision, progress=False, strategy="cpu", callbacks=[looks]
-        )
+        trainer = Trainer(supervised(Sees()), precision=precision, progress=False, strategy="cpu", callbacks=[looks])
         trainer.fit(pairs(1), steps=1)
         return looks.gradient
 
     assert gradient(Fp16(init_scale=1024.0)) == pytest.approx(gradient("fp32"), rel=1e-2)
+
+
+def one_scaled_step(loss_of):
+    """One step of two optimizers with a scaler: what it said, who heard of it, and which of the two moved."""
+    models = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    notes, before = Notes(), [model.weight.item() for model in models]
+    notes.on_step_end = lambda run: None
+    run = Run(
+        model=models,
+        optimizers=[torch.optim.SGD(model.parameters(), lr=0.1) for model in models],
+        scaler=torch.amp.GradScaler("cpu"),
+        callbacks=[notes],
+    )
+    with loop.fit(run):
+        for _ in loop.epochs(run, 1):
+            for x in loop.batches(run, [torch.ones(2, 1)]):
+                loop.backward(run, loss_of(models, x))
+                said = loop.optimizer_step(run)
+    return said, notes.changed, [model.weight.item() != old for model, old in zip(models, before, strict=True)]
+
+
+def test_a_step_in_which_one_of_two_optimizers_overflowed_says_truly_whether_weights_changed():
+    said, changed, moved = one_scaled_step(lambda models, x: models[0](x).sum() + (models[1](x) * 1e36).sum())
+    assert (said, changed) == (any(moved), int(any(moved)))
+
+
+def test_an_optimizer_without_gradients_is_left_alone_in_half_precision_as_in_full():
+    said, changed, moved = one_scaled_step(lambda models, x: models[0](x).sum())
+    assert (said, changed, moved) == (True, 1, [True, False])

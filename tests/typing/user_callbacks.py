@@ -60,6 +60,6 @@ def report(run: Run) -> None:
 listener: Listener = Bare()
 callback: Listener = CountSteps()
 run = Run(callbacks=[CountSteps(), Bare(), report])
-run.listen(CountSteps(), report)
+run.listen(Bare())
 run.emit(ROUND_END, winner="me")
 result: None = report(run)

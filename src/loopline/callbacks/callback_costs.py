@@ -32,6 +32,7 @@ from ..core.event import (
     TRAIN_START,
     Event,
 )
+from .print_metrics import say
 
 if TYPE_CHECKING:
     from ..core.run import Run
@@ -274,7 +275,7 @@ class CallbackCosts(Callback):
         if self._train_ended is None:
             self._train_end(run)
         if self._train_began is not None:
-            (self.write or sys.stdout.write)(f"{self}\n")
+            (self.write or say)(f"{self}\n")
         if self.trace is not None:
             self._write_trace(self.trace)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.binding import Handler, OnError, Ranks, check_handler
+from ..core.binding import Binding, Handler, OnError, Ranks
 from ..core.callback import Callback, _unknown
 from ..core.errors import BadHandler, UnknownHook
 from ..core.event import SEAMS
+from ..core.run import Run
 
 __all__ = ["Lambda"]
 
@@ -44,14 +45,28 @@ class Lambda(Callback):
         self.on_error = on_error
         if not handlers:
             raise ValueError("Lambda() has no functions; give some, for example Lambda(on_epoch_end=lambda run: ...).")
-        for name, handler in handlers.items():
+        self._handlers = handlers
+        for name in handlers:
             if not name.startswith("on_") or name.removeprefix("on_") not in SEAMS:
                 raise UnknownHook(_unknown(type(self), name))
-            if not callable(handler):
-                raise BadHandler(f"Lambda({name}={handler!r}): give a function of the run.")
             try:
-                check_handler(handler, self)
+                self._bind(name)
             except BadHandler as error:
                 error.add_note(f"given as {name}")
                 raise
-            setattr(self, name, handler)  # an object's own function counts as its method
+
+    def bindings(self, run: Run) -> Iterable[Binding]:
+        """One for each function."""
+        return [self._bind(name) for name in self._handlers]
+
+    def _bind(self, name: str) -> Binding:
+        return Binding(
+            SEAMS[name.removeprefix("on_")],
+            self._handlers[name],
+            self,
+            order=self.order,
+            reads=self.reads,
+            writes=self.writes,
+            ranks=self.ranks,
+            on_error=self.on_error,
+        )

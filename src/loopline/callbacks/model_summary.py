@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..core.callback import Callback
 from ..data import move
 from ..randomness import untouched
+from .print_metrics import say
 
 if TYPE_CHECKING:
     from ..core.run import Run
@@ -35,12 +36,12 @@ class ModelSummary(Callback):
     def __init__(self, depth: int = 2, *, example: Any = None, write: Callable[[str], object] | None = None) -> None:
         _check_depth(depth)
         self.depth = depth
-        self.example = example
+        self._example = (example,)  # a callback's attributes are tested for truth, which a tensor may not have
         self.write = write
 
     def on_fit_start(self, run: Run) -> None:
-        summary = summarize(run.model, self.depth, example=self.example)
-        (self.write or sys.stdout.write)(f"{summary}\n")
+        summary = summarize(run.model, self.depth, example=self._example[0])
+        (self.write or say)(f"{summary}\n")
 
 
 def summarize(model: nn.Module, depth: int = 2, *, example: Any = None) -> Summary:
@@ -225,7 +226,8 @@ def _shapes(model: nn.Module, example: Any) -> dict[int, str]:
     with ExitStack() as back:
         back.enter_context(untouched())
         back.enter_context(torch.no_grad())
-        back.enter_context(torch.compiler.set_stance("force_eager"))  # one pass is not worth compiling for
+        if "torch._dynamo" in sys.modules:  # where something may be compiled: one pass is not worth compiling for
+            back.enter_context(torch.compiler.set_stance("force_eager"))
         for module, training in modes:
             back.callback(setattr, module, "training", training)
             back.callback(module.register_forward_hook(note).remove)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +12,14 @@ from torch import Tensor
 
 from ..core.binding import Binding
 from ..core.callback import Callback
-from ..core.event import EPOCH_END, STEP_END
+from ..core.event import STEP_END
 from ..core.when import Every, When
 from ..metrics import Mean, Metrics, Watched
 
 if TYPE_CHECKING:
     from ..core.run import Run
 
-__all__ = ["PrintMetrics", "number", "readable"]
+__all__ = ["PrintMetrics", "number", "readable", "say"]
 
 
 class PrintMetrics(Callback):
@@ -60,10 +61,9 @@ class PrintMetrics(Callback):
         self._widths: dict[str, int] = {}
 
     def bindings(self, run: Run) -> Iterable[Binding]:
-        """What every callback hears, but for the steps where `when` is about epochs alone, and the other way round."""
-        units = getattr(self.when, "units", {"steps", "epochs"})
-        unheard = [event for event, unit in ((STEP_END, "steps"), (EPOCH_END, "epochs")) if unit not in units]
-        return [binding for binding in super().bindings(run) if binding.event not in unheard]
+        """What every callback hears, but for the steps where `when` is about epochs alone."""
+        steps = "steps" in getattr(self.when, "units", {"steps", "epochs"})
+        return [binding for binding in super().bindings(run) if steps or binding.event is not STEP_END]
 
     def on_setup(self, run: Run) -> None:
         self._due = self.when.watch()
@@ -93,7 +93,7 @@ class PrintMetrics(Callback):
             said = number(values[name]) if name in values else "-"
             width = self._widths[name] = max(self._widths.get(name, 6), len(said))
             cells.append(f"{name} {said:>{width}}")
-        (self.write or sys.stdout.write)("  ".join(cells) + "\n")
+        (self.write or say)("  ".join(cells) + "\n")
 
 
 def number(value: float) -> str:
@@ -108,6 +108,12 @@ def number(value: float) -> str:
     if size and (size < 1e-3 or size >= 1e5):
         return f"{value:.2e}"
     return f"{value:.{4 if size < 10 else 3 if size < 100 else 2 if size < 1000 else 1}f}"
+
+
+def say(text: str) -> None:
+    """Write to standard output; a reader that has gone is none of a run's business."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(text)
 
 
 def readable(run: Run, names: Iterable[str] | None = None, *, elsewhere: bool = False) -> dict[str, float]:
@@ -129,4 +135,4 @@ def _one_number(entry: Any, ask: bool) -> bool:
 
 
 def _place(unit: str, count: int, of: int | None, *, least: int = 1) -> str:
-    return f"{unit} {count:>{max(least, len(str(of)))}}" if of is None else f"{unit} {count:>{len(str(of))}}/{of}"
+    return f"{unit} {count:>{least}}" if of is None else f"{unit} {count:>{len(str(of))}}/{of}"

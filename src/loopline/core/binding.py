@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from types import FunctionType, MethodType
+from dataclasses import dataclass, replace
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
+from . import event as at
 from .comm import Comm
 from .errors import BadHandler, NotAListener
-from .event import Event
+from .event import SEAMS, Event
 
 if TYPE_CHECKING:
     from .run import Run
@@ -18,13 +20,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Binding",
     "DialectEntry",
+    "FunctionListener",
     "Handler",
     "Listener",
+    "Mark",
     "OnError",
     "Ranks",
     "Wrapper",
     "as_listener",
+    "bind_mark",
     "check_handler",
+    "check_policy",
     "name_of",
 ]
 
@@ -51,6 +57,20 @@ class Binding:
     then: int = 0
     ranks: Ranks = "all"
 
+    def __post_init__(self) -> None:
+        said = name_of(self.owner)
+        check_policy(self.on_error, self.owner)
+        if not callable(self.ranks) and self.ranks not in ("all", "zero", "local_zero"):
+            raise BadHandler(
+                f"{said}.ranks is {self.ranks!r}; it can be 'all', 'zero', 'local_zero' or a function of the run's comm."
+            )
+        for name in ("order", "then"):
+            if not isinstance(number := getattr(self, name), int | float):
+                raise BadHandler(f"{said}.{name} is {number!r}; it is a number, and smaller ones come first.")
+        for name in ("reads", "writes"):
+            object.__setattr__(self, name, _names(getattr(self, name), f"{said}.{name}"))
+        check_handler(self.handler, self.owner, self.event)
+
     def runs_on(self, comm: Comm) -> bool:
         match self.ranks:
             case "all":
@@ -59,13 +79,8 @@ class Binding:
                 return comm.rank == 0
             case "local_zero":
                 return comm.local_rank == 0
-            case test if callable(test):
+            case test:
                 return bool(test(comm))
-            case other:
-                raise BadHandler(
-                    f"{name_of(self.owner)}.ranks is {other!r}; it can be 'all', 'zero', 'local_zero' "
-                    "or a function of the run's comm."
-                )
 
 
 class Listener(Protocol):
@@ -100,21 +115,21 @@ def as_listener(given: object) -> Listener:
     # looked up on the class: a foreign callback's own __getattr__ may raise anything
     if hasattr(type(given), "bindings"):
         return cast(Listener, given)
-    if isinstance(given, FunctionType | MethodType) and hasattr(given, "__loopline_marks__"):
-        return _FunctionListener(given, given.__loopline_marks__)
+    if isinstance(given, FunctionType | MethodType | partial) and hasattr(given, "__loopline_marks__"):
+        return FunctionListener(given, given.__loopline_marks__)
     names = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(given).__mro__}
     dialects = _dialects()
     for dialect in dialects:
         if names.intersection(dialect.bases):
             return dialect.adapt(given)
-    if isinstance(given, FunctionType | MethodType):
+    if isinstance(given, FunctionType | MethodType | BuiltinFunctionType):
         raise NotAListener(
             f"{given.__name__} is a plain function, and nothing says when to call it. "
             f"Mark it with @on, for example @on(at.STEP_END, every=100)."
         )
     known = ", ".join(dialect.name for dialect in dialects) or "none installed"
     raise NotAListener(
-        f"An object of the class {type(given).__module__}.{type(given).__qualname__} is not a listener. "
+        f"An object of class {type(given).__module__}.{type(given).__qualname__} is not a listener. "
         "A listener is an object with bindings(run): subclass loopline.Callback, or mark a function with @on. "
         f"Dialects whose callbacks are recognised: {known}."
     )
@@ -122,28 +137,10 @@ def as_listener(given: object) -> Listener:
 
 def name_of(owner: object) -> str:
     """How messages and tables call a listener."""
-    name = getattr(owner, "__qualname__", None)
-    return name if isinstance(name, str) else type(owner).__qualname__
-
-
-def check_handler(handler: Handler, owner: object) -> None:
-    """Refuse, when it is attached, a handler that could not be called as `handler(run)`."""
-    said = name_of(owner)
-    name = getattr(handler, "__name__", repr(handler))
-    title = name if name == said else f"{said}.{name}"
-    if inspect.iscoroutinefunction(handler) or inspect.isgeneratorfunction(handler):
-        kind = "async" if inspect.iscoroutinefunction(handler) else "a generator"
-        raise BadHandler(f"{title} is {kind}: calling it would run nothing. Make it a plain function.")
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # some built-in callables have no signature to look at
-    try:
-        signature.bind(object())
-    except TypeError as error:
-        raise BadHandler(
-            f"{title}{signature} will be called with the run as its only argument, which it does not accept: {error}."
-        ) from error
+    if isinstance(owner, partial):
+        return name_of(owner.func)
+    # a foreign callback is not asked for any attribute: it may answer with anything
+    return owner.__qualname__ if isinstance(owner, type | FunctionType | MethodType) else type(owner).__qualname__
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,65 +150,111 @@ class Mark:
     event: Event
     every: int = 1
     order: int | None = None
-    reads: frozenset[str] | None = None
-    writes: frozenset[str] | None = None
+    reads: str | Iterable[str] | None = None
+    writes: str | Iterable[str] | None = None
     ranks: Ranks | None = None
     on_error: OnError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _FunctionListener:
+class FunctionListener:
+    """A function marked with @on, as a listener."""
+
     function: Any
     marks: tuple[Mark, ...]
 
     def bindings(self, run: Run) -> Iterable[Binding]:
-        check_handler(self.function, self.function)
+        """One binding for each mark."""
         for mark in self.marks:
-            yield bind_mark(mark, self.function, owner=self.function)
+            yield bind_mark(mark, self.function, owner=self.function, run=run)
 
 
-def bind_mark(mark: Mark, handler: Handler, owner: object) -> Binding:
+def bind_mark(mark: Mark, handler: Handler, owner: object, *, run: Run) -> Binding:
     """The binding that a mark asks for; what it leaves open is taken from the owner's own attributes."""
 
     def given(name: str, default: Any) -> Any:
         own = getattr(mark, name)
         return own if own is not None else getattr(owner, name, default)
 
-    return Binding(
+    binding = Binding(
         mark.event,
-        handler if mark.every == 1 else _each(mark.every, mark.event, handler),
+        handler,
         owner,
         order=given("order", 0),
-        reads=frozenset(given("reads", ())),
-        writes=frozenset(given("writes", ())),
+        reads=given("reads", frozenset()),
+        writes=given("writes", frozenset()),
         ranks=given("ranks", "all"),
         on_error=given("on_error", "raise"),
     )
+    return binding if mark.every == 1 else replace(binding, handler=_each(mark.every, binding, run))
 
 
 _COUNTED_BY = {
-    "batches": ("batch_start", "loss_ready", "before_backward", "after_backward", "batch_end"),
-    "steps": ("step_start", "before_zero_grad", "before_optimizer_step", "after_optimizer_step", "step_end"),
-    "epochs": ("epoch_start", "pass_end", "epoch_end"),
+    **dict.fromkeys((at.BATCH_START, at.LOSS_READY, at.BEFORE_BACKWARD, at.AFTER_BACKWARD, at.BATCH_END), "batches"),
+    **dict.fromkeys((at.STEP_START, at.BEFORE_ZERO_GRAD, at.BEFORE_OPTIMIZER_STEP), "steps"),
+    **dict.fromkeys((at.AFTER_OPTIMIZER_STEP, at.STEP_END), "steps"),
+    **dict.fromkeys((at.EPOCH_START, at.PASS_END, at.EPOCH_END), "epochs"),
 }
 
 
-def _each(every: int, event: Event, handler: Handler) -> Handler:
+def _each(every: int, binding: Binding, run: Run) -> Handler:
     """Every n-th time only. Steps, batches and epochs are counted by the run's progress, so a resume keeps the beat."""
-    calls = 0
-    counter = next((counter for counter, names in _COUNTED_BY.items() if event.name in names), None)
+    handler = binding.handler
+    counter = _COUNTED_BY.get(binding.event)
+    key = (binding.event, id(binding.owner), getattr(handler, "__name__", ""))
 
     def by_progress(run: Run, **payload: object) -> None:
         if (getattr(run.progress, str(counter)) + 1) % every == 0:
             handler(run, **payload)
 
     def by_calls(run: Run, **payload: object) -> None:
-        nonlocal calls
-        calls += 1
+        calls = run._calls[key] = run._calls.get(key, 0) + 1  # on the run: a new plan goes on counting
         if calls % every == 0:
             handler(run, **payload)
 
     return by_calls if counter is None else by_progress
+
+
+def check_handler(handler: Handler, owner: object, event: Event) -> None:
+    """Refuse, when it is attached, a handler that could not be called as `handler(run)`."""
+    said = name_of(owner)
+    name = getattr(handler, "__name__", type(handler).__name__)
+    title = name if handler is owner else f"{said}.{name}"
+    if not callable(handler):
+        raise BadHandler(f"{said} binds {handler!r} to {event.name}, which cannot be called.")
+    if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
+        raise BadHandler(f"{title} is async: calling it would run nothing. Make it a plain function.")
+    if inspect.isgeneratorfunction(handler):
+        raise BadHandler(f"{title} is a generator: calling it would run nothing. Make it a plain function.")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some built-in callables have no signature to look at
+    ours = SEAMS.get(event.name) is event
+    try:
+        # an event of the user's own may bring more, by keyword
+        signature.bind(object()) if ours else signature.bind_partial(object())
+    except TypeError as error:
+        raise BadHandler(
+            f"{title}{signature} will be called with the run as its only argument, which it does not accept: {error}."
+        ) from error
+
+
+def check_policy(on_error: object, owner: object) -> None:
+    """Refuse what is no failure policy; a method of that name is a misunderstanding."""
+    if on_error not in ("raise", "warn", "disable"):
+        raise BadHandler(
+            f"{name_of(owner)}.on_error is {on_error!r}; it says what a failure does and can be 'raise', 'warn' or "
+            "'disable'. To hear of errors, override on_exception."
+        )
+
+
+def _names(given: Any, said: str) -> frozenset[str]:
+    """Names of data; one name alone is taken for what it is, and not for its letters."""
+    names = frozenset([given] if isinstance(given, str) else given)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise BadHandler(f"{said} has {wrong[0]!r}; it holds names of data, such as 'metrics' or 'grads'.")
+    return names
 
 
 def _dialects() -> list[DialectEntry]:

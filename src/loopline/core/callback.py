@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .binding import Binding, Mark, OnError, Ranks, bind_mark, check_handler
+from .binding import Binding, Mark, OnError, Ranks, bind_mark, check_policy
 from .errors import BadHandler, UnknownHook
 from .event import SEAMS, Event
 
@@ -81,28 +81,21 @@ class Callback:
 
     def bindings(self, run: Run) -> Iterable[Binding]:
         """One binding for each overridden moment and each method marked with @on."""
-        if self.on_error not in ("raise", "warn", "disable"):
-            raise BadHandler(
-                f"{type(self).__qualname__}.on_error is {self.on_error!r}; it says what a failure does and can be "
-                "'raise', 'warn' or 'disable'. To hear of errors, override on_exception."
-            )
+        check_policy(self.on_error, self)
         own = getattr(self, "__dict__", {})  # a function may also be set on the object
-        for name in dir(type(self)):
+        for name in dict.fromkeys([*_as_written(type(self)), *own]):
             method = own.get(name) or getattr(type(self), name, None)
             if not callable(method):
                 continue
             marks: tuple[Mark, ...] = getattr(method, "__loopline_marks__", ())
-            if not marks and name.startswith("on_"):
+            if not marks and name.startswith("on_") and name != "on_error":
                 seam = SEAMS.get(name.removeprefix("on_"))
                 if seam is None:
                     raise UnknownHook(_unknown(type(self), name))
                 if method is not getattr(Callback, name):
                     marks = (Mark(seam),)
-            if marks:
-                handler = getattr(self, name)
-                check_handler(handler, self)
             for mark in marks:
-                yield bind_mark(mark, handler, owner=self)
+                yield bind_mark(mark, getattr(self, name), owner=self, run=run)
 
 
 def on(
@@ -110,8 +103,8 @@ def on(
     *,
     every: int = 1,
     order: int | None = None,
-    reads: Iterable[str] | None = None,
-    writes: Iterable[str] | None = None,
+    reads: str | Iterable[str] | None = None,
+    writes: str | Iterable[str] | None = None,
     ranks: Ranks | None = None,
     on_error: OnError | None = None,
 ) -> Callable[[F], F]:
@@ -133,18 +126,23 @@ def on(
         event,
         every,
         order,
-        None if reads is None else frozenset(reads),
-        None if writes is None else frozenset(writes),
+        reads,
+        writes,
         ranks,
         on_error,
     )
 
     def marked(function: F) -> F:
-        before: tuple[Mark, ...] = getattr(function, "__loopline_marks__", ())
-        function.__loopline_marks__ = (*before, mark)  # type: ignore[attr-defined]
+        wrapped: Any = function.__func__ if isinstance(function, staticmethod | classmethod) else function
+        wrapped.__loopline_marks__ = (*getattr(wrapped, "__loopline_marks__", ()), mark)
         return function
 
     return marked
+
+
+def _as_written(cls: type) -> Iterable[str]:
+    """The names of a class, those of its bases first, each in the order of the source."""
+    return dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
 
 
 def _unknown(cls: type, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SEAMS", "Event"]  # and the seams below, by name
+__all__ = ["Event", "SEAMS"]  # and the seams below, by name
 
 
 @dataclass(frozen=True, eq=False, slots=True)

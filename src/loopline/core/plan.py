@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-from .binding import Binding, Handler, Listener, Wrapper, name_of
+from .binding import Binding, FunctionListener, Handler, Listener, Wrapper, name_of
 from .errors import DuplicateState, OrderCycle
 from .event import SEAMS, Event
 from .guard import guarded
@@ -36,15 +36,15 @@ class Plan(dict[Event, tuple[Handler, ...]]):
 
     def describe(self) -> str:
         """A table for people: for each event, who is called, in order, and why there."""
-        lines = [f"{'event':<22} {'#':>2}  {'callback':<28} {'order':>5}  {'ranks':<10} why"]
+        rows = [("event", "#", "callback", "order", "ranks", "why")]
         for event, bindings in self.bindings.items():
             for place, binding in enumerate(bindings):
                 ranks = binding.ranks if isinstance(binding.ranks, str) else "a test"
-                lines.append(
-                    f"{event.name if place == 0 else '':<22} {place + 1:>2}  {name_of(binding.owner):<28} "
-                    f"{binding.order:>5}  {ranks:<10} {_why(binding, bindings[:place])}".rstrip()
-                )
-        return "\n".join(lines)
+                name, why = name_of(binding.owner), _why(binding, bindings[:place])
+                rows.append((event.name if place == 0 else "", f"{place + 1}", name, f"{binding.order}", ranks, why))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
 
 
 def compile_plan(listeners: Iterable[Listener], run: Run) -> Plan:
@@ -158,19 +158,29 @@ def _why(binding: Binding, before: Sequence[Binding]) -> str:
 def _check_state(listeners: Sequence[Listener]) -> None:
     seen: dict[str, Listener] = {}
     for i, listener in enumerate(listeners):
-        if any(other is listener for other in listeners[:i]):
+        if any(_one(other, listener) for other in listeners[:i]):
             raise DuplicateState(
-                f"{name_of(listener)} is attached twice: the same object. Make two objects, or drop one."
+                f"{_title(listener)} is attached twice: the same object. Make two objects, or drop one."
             )
         if not _keeps_state(listener):
             continue
         key = state_key(listener)
-        if other := seen.get(key):
+        if key in seen:
             raise DuplicateState(
-                f"{name_of(other)} and {name_of(listener)} both save state under the key {key!r}; one would "
+                f"{name_of(seen[key])} and {name_of(listener)} both save state under the key {key!r}; one would "
                 "overwrite the other. Give them different keys through their state_key."
             )
         seen[key] = listener
+
+
+def _title(listener: Listener) -> str:
+    return name_of(listener.function if isinstance(listener, FunctionListener) else listener)
+
+
+def _one(listener: Listener, other: Listener) -> bool:
+    if isinstance(listener, FunctionListener) and isinstance(other, FunctionListener):
+        return listener.function is other.function
+    return listener is other
 
 
 def _keeps_state(listener: Listener) -> bool:

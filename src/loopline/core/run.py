@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from .binding import Listener, as_listener, name_of
+from .binding import Handler, Listener, as_listener, name_of
 from .comm import ALONE, Comm
 from .errors import LooplineError, NoBatch
 from .event import SETUP, Event
@@ -28,6 +28,12 @@ class Scheduled:
     scheduler: Any
     when: When
     metric: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(getattr(self.scheduler, "step", None)):
+            raise TypeError(f"Scheduled(scheduler={self.scheduler!r}): a scheduler has a method step().")
+        if not isinstance(self.when, When):
+            raise TypeError(f"Scheduled(when={self.when!r}): say when it moves, for example Every(epochs=1).")
 
 
 @dataclass(slots=True)
@@ -65,6 +71,7 @@ class Run:
     reason: str | None = None
     skipped: str | None = None
     ending: bool = False
+    mid_step: bool = False
     error: BaseException | None = None
     record: Any = None
     task: Any = None
@@ -81,11 +88,19 @@ class Run:
     _unreached: set[int] = field(init=False, default_factory=set, repr=False)
     _always_ask: bool = field(init=False, default=False, repr=False)
     _weight: Any = field(init=False, default=0, repr=False)
+    _open: bool = field(init=False, default=False, repr=False)
     _training: bool = field(init=False, default=False, repr=False)
+    _told: bool = field(init=False, default=False, repr=False)
+    _gave: set[str] = field(init=False, default_factory=set, repr=False)
+    _calls: dict[Any, int] = field(init=False, default_factory=dict, repr=False)
     _schedule: list[tuple[Scheduled, Watch, Any]] = field(init=False, default_factory=list, repr=False)
     _circuits: dict[int, Circuit] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("callbacks", "optimizers", "schedulers"):
+            given = getattr(self, name)
+            if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+                raise TypeError(f"Run({name}={given!r}): give a list, such as {name}=[...].")
         self.epoch = self.progress.epochs
         self.step = max(0, self.progress.steps - 1)
         self.listeners = [as_listener(given) for given in self.callbacks]
@@ -98,8 +113,7 @@ class Run:
             try:
                 handler(self, **payload) if payload else handler(self)
             except Exception as error:
-                owner = name_of(plan.binding(event, handler).owner)
-                error.add_note(f"raised by {owner} at {event.name}, epoch {self.epoch}, step {self.step}")
+                error.add_note(self._blame(plan, event, handler))
                 raise
 
     def heard(self, event: Event) -> bool:
@@ -112,10 +126,22 @@ class Run:
         listeners = [*self.listeners, *(as_listener(given) for given in more)]
         self._plan = compile_plan(listeners, self)
         self.listeners = listeners
-        if self.status == "running":
-            for binding in self._plan.bindings.get(SETUP, ()):
-                if id(binding.owner) not in old:
-                    binding.handler(self)
+        if self._open:
+            late = self._plan.bindings.get(SETUP, ())
+            self._unreached |= {id(binding.owner) for binding in late if id(binding.owner) not in old}
+            self._set_up()
+
+    def _set_up(self) -> None:
+        """SETUP, for everybody whom it has not reached yet."""
+        plan, waiting = self._plan, set(self._unreached)
+        for binding, handler in zip(plan.bindings.get(SETUP, ()), plan[SETUP], strict=True):
+            if id(binding.owner) in waiting:
+                self._unreached.discard(id(binding.owner))
+                try:
+                    handler(self)
+                except Exception as error:
+                    error.add_note(self._blame(plan, SETUP, handler))
+                    raise
 
     @property
     def plan(self) -> Plan:
@@ -171,6 +197,10 @@ class Run:
     def skip_step(self, reason: str) -> None:
         """Leave the weights as they are at the end of this window; its gradients are thrown away."""
         self.skipped = reason
+
+    def _blame(self, plan: Plan, event: Event, handler: Handler) -> str:
+        owner = name_of(plan.binding(event, handler).owner)
+        return f"raised by {owner} at {event.name}, epoch {self.epoch}, step {self.step}"
 
     def close(self) -> None:
         """Let go of the plan and of what listeners kept on the run: long runs switch the garbage collector off."""

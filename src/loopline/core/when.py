@@ -37,6 +37,8 @@ class When:
 
     def __or__(self, other: When) -> When:
         """Due when either is."""
+        if not isinstance(other, When):
+            return NotImplemented
         return _Either((self, other))
 
 
@@ -65,6 +67,8 @@ class Every(When):
         name, value = given[0]
         if name in ("steps", "epochs") and (not isinstance(value, int) or isinstance(value, bool)):
             raise TypeError(f"Every({name}={value!r}): a number of {name} is a whole number.")
+        if not isinstance(value, int | float):
+            raise TypeError(f"Every({name}={value!r}): give a number of {name}.")
         if not value > 0:
             raise ValueError(f"Every({name}={value!r}) would never be due; give a number above 0.")
 
@@ -94,7 +98,9 @@ class At(When):
 
     def __init__(self, *, steps: int | Iterable[int] = (), epochs: int | Iterable[int] = ()) -> None:
         for name, given in (("steps", steps), ("epochs", epochs)):
-            counts = frozenset([given] if isinstance(given, int) else given)
+            counts = frozenset(given if isinstance(given, Iterable) else [given])
+            if not all(type(count) is int for count in counts):
+                raise TypeError(f"At({name}={given!r}): give whole numbers of {name}.")
             if wrong := sorted(count for count in counts if count < 1):
                 raise ValueError(f"At({name}={wrong}) would never be due: the first count is 1.")
             object.__setattr__(self, name, counts)

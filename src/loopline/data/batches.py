@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -43,7 +44,11 @@ def move(batch: Any, device: torch.device) -> Any:
             return type(batch)(move(item, device) for item in batch)
         case Mapping():
             moved = {key: move(value, device) for key, value in batch.items()}
-            return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]
+            if not isinstance(batch, MutableMapping):
+                return type(batch)(moved)  # type: ignore[call-arg]
+            copied = copy.copy(batch)  # a mapping with settings of its own, such as a defaultdict, keeps them
+            copied.update(moved)
+            return copied
         case _ if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
             fields = {f.name: move(getattr(batch, f.name), device) for f in dataclasses.fields(batch) if f.init}
             return dataclasses.replace(batch, **fields)
@@ -60,7 +65,7 @@ def trusted_length(loader: Any) -> int | None:
         return None
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

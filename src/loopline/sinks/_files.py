@@ -67,6 +67,7 @@ def kept(index: int, step: int, upto: int | None, *, records: int | None) -> boo
 
 
 def file_path(given: str | os.PathLike[str], sink: object) -> Path:
+    """The path of a file, which a folder is not."""
     path = Path(given)
     if path.is_dir():
         raise ValueError(f"{type(sink).__qualname__}({str(path)!r}): that is a folder; give the path of a file in it.")

@@ -27,7 +27,7 @@ __all__ = ["Sinks"]
 
 logger = logging.getLogger("loopline")
 
-SAVING_WAIT_S = 1.0
+_SAVING_WAIT_S = 1.0
 
 
 class Sinks:
@@ -176,7 +176,7 @@ class Sinks:
 
     def _saving(self, run: Run) -> None:
         if self._writer is not None:
-            self._writer.flush(min(SAVING_WAIT_S, self.deadline_s))
+            self._writer.flush(min(_SAVING_WAIT_S, self.deadline_s))
 
     def _teardown(self, run: Run) -> None:
         writer, self._writer = self._writer, None

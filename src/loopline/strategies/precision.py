@@ -70,6 +70,8 @@ def precision_of(given: Precision | str) -> Precision:
     """The precision that a name stands for."""
     names: dict[str, Callable[[], Precision]] = {"fp32": Fp32, "bf16": Bf16, "fp16": Fp16}
     if not isinstance(given, str):
+        if not hasattr(given, "scaler"):
+            raise TypeError(f"precision={given!r}: give 'fp32', 'bf16', 'fp16', or a precision object.")
         return given
     if given not in names:
         raise ValueError(f"precision={given!r} is not known; it can be 'fp32', 'bf16', 'fp16' or an object of yours.")

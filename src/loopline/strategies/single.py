@@ -57,6 +57,8 @@ def strategy_of(given: Strategy | str | torch.device) -> Strategy:
         return Single("auto")
     if isinstance(given, str | torch.device):
         return Single(given)
+    if not hasattr(given, "place"):
+        raise TypeError(f"strategy={given!r}: give 'auto', 'single', a device such as 'cpu', or a strategy object.")
     return given
 
 

@@ -26,11 +26,13 @@ class SyncFound(AssertionError):
 def no_sync() -> Iterator[None]:
     """Inside, whatever needs a tensor's value on the host raises SyncFound, naming the call and its line.
 
-    That is: `item`, `tolist`, `float`, `int`, `bool`, use as an index, `numpy`, printing and formatting, pickling, a
-    copy from a device to the cpu that waits, and what must look at values to know a shape (`nonzero`, a boolean mask
-    as an index, `unique`, `torch.equal`, ...). On the cpu none of this costs anything, so what is proved here holds
-    for a device too. Not seen: other threads, bytes read past torch through a storage or a pointer, and
-    `torch.cuda.synchronize`. The step counters that torch.optim keeps on the cpu and reads there are allowed.
+    That is: `item`, `tolist`, `float`, `int`, `bool`, use as an index, `numpy`, printing and formatting, a copy from a
+    device to the cpu that waits, and what must look at values to know a shape (`nonzero`, a boolean mask as an index,
+    `unique`, `torch.equal`, ...). On the cpu all this is free, but what is proved there holds for a device too.
+
+    Allowed are the step counters that torch.optim keeps on the cpu and reads there. Not seen are other threads, bytes
+    that are taken from a storage (as pickling does), `torch.cuda.synchronize`, and, in hooks on gradients, `tolist`,
+    `numpy` and printing.
 
     An error that somebody inside has caught is raised once more at the end.
 
@@ -67,9 +69,6 @@ class _Calls(TorchFunctionMode):
             _tell(_name(func), _tensor_of(args), self.found)
         self.calls.append(func)
         try:
-            if func is Tensor.backward:
-                with self:  # hooks on gradients are called in there
-                    return _backward(*args, **kwargs)
             return func(*args, **kwargs)
         finally:
             self.calls.pop()
@@ -99,7 +98,6 @@ _READS = frozenset(
         Tensor.__dlpack__,
         Tensor.__repr__,
         Tensor.__format__,
-        Tensor.__reduce_ex__,
     }
 )
 _MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
@@ -160,12 +158,6 @@ def _comes_home(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         device, source = args[0].device, args[1]
         non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
     return device.type == "cpu" and source.device.type != "cpu" and not non_blocking
-
-
-def _backward(
-    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _tell(call: str, tensor: Tensor | None, found: list[SyncFound]) -> None:

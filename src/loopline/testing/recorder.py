@@ -8,16 +8,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..core.binding import Binding, Handler
 from ..core.event import EPOCH_END, EVAL_END, EXCEPTION, FIT_END, SEAMS, STOPPED, TEARDOWN, TRAIN_END, Event
-from ..core.run import Run
+from ..core.run import Run, Stage
 from ..metrics import Mean, Metrics
 
 __all__ = ["Recorder"]
 
 FIRST, LAST = -(10**9), 10**9
+_STAGES = get_args(Stage)
 
 
 class Recorder:
@@ -131,8 +132,8 @@ class Recorder:
             return
         found: dict[str, Any] = {}
         for stage in dict.fromkeys(name.split("/")[0] for name in metrics):
-            if stage == "train" and entry["event"] != EPOCH_END.name:
-                continue  # the mean of an epoch in progress
+            if entry["event"] == EVAL_END.name and stage in _STAGES and stage != run.stage:
+                continue  # of a pass that is still in progress, perhaps around this one
             for name in metrics.fresh(stage):
                 value = metrics.entry(name)
                 if self._seen.get(name) is value and isinstance(value, Mean):
