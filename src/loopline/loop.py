@@ -74,6 +74,9 @@ _SEQUENCES = (tuple, list)
 def fit(run: Run) -> Iterator[Run]:
     """Around a training: SETUP and FIT_START before it, FIT_END after it, TEARDOWN whatever happens."""
     with opened(run):
+        if run.ending:
+            yield run  # stopped at SETUP: who was not reached hears nothing
+            return
         try:
             run.emit(at.FIT_START)
             if run.progress != Progress():
@@ -146,6 +149,8 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
         yield run.epoch
         if run.ending:
             break
+        if run.mid_step:
+            raise LooplineError(_broken(run))
         run.emit(at.EPOCH_END)
         _step_schedulers(run, "epochs", run.epoch + 1, watching=False)
         _step_schedulers(run, "epochs", run.epoch + 1, watching=True)
@@ -177,6 +182,7 @@ def batches(
     index = progress.batches_in_epoch
     length = _length(run, loader, "train")
     iterator = islice(loader, index, run.limits.batches.get("train"))
+    run._in_pass = True
     data: Any
     ahead: Any = _NOTHING
     place = 0  # in the window, counted from 1
@@ -213,7 +219,7 @@ def batches(
             if place == 1:
                 run.step = progress.steps
                 run.skipped = None
-                run._weight = 0
+                run._weight = None
                 run.mid_step = True
                 if heard[STEP_START]:
                     emit(STEP_START)
@@ -261,6 +267,8 @@ def batches(
             f"window of {run.accumulate} was never finished. Correct its __len__, or remove it."
         )
     run._gave.add("train")
+    run._in_pass = False
+    run.mid_step = False  # an unfinished window was dropped
     emit(PASS_END)
 
 
@@ -480,14 +488,19 @@ def _look_ahead(run: Run, iterator: Iterator[Any]) -> Any:
 def _weighed(run: Run, loss: Tensor, weight: Any) -> Tensor:
     if wrong := _wrong_with(loss):
         raise BadStep(wrong)
-    run._weight = run._weight + weight
+    run._weight = weight if run._weight is None else run._weight + weight
     weighed: Tensor = loss * weight
     return weighed
 
 
 def _scaled_step(run: Run, scaler: Any) -> None:
+    moving = [o for o in run.optimizers if any(p.grad is not None for g in o.param_groups for p in g["params"])]
+    if not moving:
+        return
+    if len(moving) > 1 and not _all_finite(_parameters(run)):
+        run.skipped = run.skipped or "half-precision gradients overflowed"  # else some would step, and some not
     if run.skipped is None:
-        for optimizer in run.optimizers:
+        for optimizer in moving:
             scaler.step(optimizer)
     before = scaler.get_scale()
     scaler.update()
@@ -534,6 +547,11 @@ def _divide_gradients(run: Run) -> None:
     gradients = [parameter.grad for parameter in _parameters(run) if parameter.grad is not None]
     if isinstance(run._weight, Tensor):
         torch._foreach_div_(gradients, run._weight.detach().clamp(min=torch.finfo(torch.float32).tiny))
+    elif run._weight is None:
+        raise LooplineError(
+            f"This window of {run.accumulate} batches has no gradients from loop.backward, so their weights are not "
+            "known. Call loop.backward(run, loss) in place of loss.backward(), or step the optimizer yourself."
+        )
     elif run._weight == 0:
         run.skipped = run.skipped or "the weights of this window add up to 0"
     elif gradients:
@@ -562,6 +580,19 @@ def _give_back(run: Run, stage: Stage, batch: Batch | None, modes: list[tuple[nn
     run.stage, run._batch = stage, batch
     for module, training in modes:
         module.training = training
+
+
+def _all_finite(parameters: list[Tensor]) -> bool:
+    norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
+    return bool(torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().all())
+
+
+def _broken(run: Run) -> str:
+    return (
+        f"loop.batches was left in the middle of step {run.step}, so that epoch {run.epoch} is neither finished nor to "
+        "be gone on with. To shorten a pass set run.limits.batches['train'] or attach Subset(train=...); to end the "
+        "run call run.stop(reason)."
+    )
 
 
 def _wrong_with(loss: object) -> str | None:

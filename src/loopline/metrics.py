@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -56,6 +57,11 @@ class Mean:
         """The mean: a tensor where tensors were given."""
         return ratio(*self.sums())
 
+    def __copy__(self) -> Mean:
+        twin = Mean()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
     def state_dict(self) -> dict[str, Any]:
         """The sums and what waits, so that a resumed mean is the same to the last bit."""
         total, weights, values, shares = self._state
@@ -74,7 +80,8 @@ class Metrics(MutableMapping[str, Any]):
 
     def __init__(self, values: Any = ()) -> None:
         self._entries: dict[str, Any] = dict(values)
-        self._means: dict[str, Mean] = {}  # of the epochs in progress
+        # of the epochs in progress; a mean that is given goes on
+        self._means = {name: entry for name, entry in self._entries.items() if type(entry) is Mean}
         self._stale: set[str] = set()
 
     def add(self, name: str, value: Any, weight: Any = 1) -> None:
@@ -125,6 +132,19 @@ class Metrics(MutableMapping[str, Any]):
                 value = _named(name, entry.compute())
                 self._entries[name] = value if isinstance(value, Tensor) else _Known(value)
 
+    def gone_on(self) -> Metrics:
+        """A copy for a run that goes on: means in progress go on, and all else waits for a new value."""
+        further = Metrics({name: copy.copy(entry) for name, entry in self._entries.items()})
+        waiting = [name for name in self._entries if name not in self._means or not name.startswith("train/")]
+        for name in waiting:
+            further._means.pop(name, None)
+        further._stale.update(waiting)
+        return further
+
+    def is_fresh(self, name: str) -> bool:
+        """Whether a metric has a value of the epoch in progress, or of the one just done."""
+        return name in self._entries and name not in self._stale
+
     def entry(self, name: str) -> Any:
         """What stands behind a name: a Mean, a number, or an object with `compute`."""
         return self._entries[name]
@@ -153,7 +173,8 @@ class Metrics(MutableMapping[str, Any]):
         self._stale.discard(name)
 
     def _of(self, prefix: str) -> list[str]:
-        return [name for name in self._entries if name.startswith(f"{prefix}/")]
+        # a list first, in one step: another thread may be adding names
+        return [name for name in list(self._entries) if name.startswith(f"{prefix}/")]
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -187,10 +208,18 @@ class Watched:
                 return None  # what measures it may come at a later epoch
             raise MissingMetric(missing(self.name, metrics))
         entry = metrics.entry(self.name)
-        if entry is self._last:
+        if entry is self._last or not metrics.is_fresh(self.name):
             return None
         self._last = entry
         return metrics[self.name]
+
+    def measured(self, run: Run) -> float | None:
+        """At EVAL_END in the middle of a pass: the value, if this evaluation brought one.
+
+        None for metrics of training, and after the pass: then EPOCH_END follows, where everything has its final value.
+        """
+        in_between = run.training and run.in_pass and run.stage == "val" and not self.name.startswith("train/")
+        return self.new(run) if in_between and cast(Metrics, run.metrics).is_fresh(self.name) else None
 
     def must_have_come(self, run: Run) -> None:
         """At the end of training: an error if the metric never had a value."""

@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 
 from . import loop
 from .callbacks.progress_bar import ProgressBar
-from .core.binding import Binding, as_listener
+from .core.binding import Binding, recognised
 from .core.errors import BadStep, MissingMetric
 from .core.event import STEP_END
 from .core.progress import Progress
 from .core.run import Run, Stage
 from .core.when import Every, Watch, When
 from .data import Placed
+from .metrics import Metrics
 from .randomness import seed_everything
 from .sinks import Sink, Sinks
 from .strategies import Parts, Precision, Strategy, precision_of, strategy_of
@@ -70,8 +71,9 @@ class Trainer:
             raise TypeError(f"Trainer(seed={self.seed!r}): give a whole number, or None.")
         if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Iterable):
             raise TypeError(f"Trainer(callbacks={self.callbacks!r}): give a list, such as callbacks=[...].")
+        self.callbacks = tuple(self.callbacks)
         for given in self.callbacks:
-            as_listener(given)  # an error now, where the mistake is made
+            recognised(given)  # an error now, where the mistake is made
         if not isinstance(self.evaluate, When):
             raise TypeError(f"Trainer(evaluate={self.evaluate!r}): say when, for example Every(epochs=1).")
         self.strategy = strategy_of(self.strategy)
@@ -99,7 +101,7 @@ class Trainer:
         `resume`, an earlier run of this process, counting goes on where that one stopped.
         """
         loop.check_limits(epochs, steps)
-        if self.seed is not None:
+        if self.seed is not None and resume is None:
             seed_everything(self.seed)
         run = self._new_run(training=True, earlier=resume)
         train = self._placed(train)
@@ -115,7 +117,7 @@ class Trainer:
             for _ in loop.epochs(run, epochs, steps=steps):
                 for batch in loop.batches(run, train):
                     train_batch(batch, run)
-                if run.evaluator is not None and (self._was_cut_short(run) or due("epochs", run.epoch + 1)):
+                if run.evaluator is not None and (self._was_cut_short(run) or _agreed(run, due)):
                     run.evaluator(run)
         return run
 
@@ -152,7 +154,7 @@ class Trainer:
             accumulate=self.accumulate,
             comm=strategy.comm,
             progress=Progress() if earlier is None else copy.copy(earlier.progress),
-            metrics={} if earlier is None else earlier.metrics,
+            metrics={} if earlier is None else _gone_on(earlier.metrics),
             task=task,
             strategy=strategy,
             parts=parts,
@@ -163,19 +165,15 @@ class Trainer:
     def _set_up_evaluation(self, run: Run, loader: Iterable[Any], due: Watch) -> None:
         """What the run does when it is asked to evaluate, and who asks it at steps."""
 
-        def evaluator(run: Run) -> None:
-            run.scratch["evaluated"] = run.progress.steps
-            self._evaluate(run, loader, "val")
-
         run.loaders["val"] = loader
-        run.evaluator = evaluator
+        run.evaluator = lambda run: self._evaluate(run, loader, "val")
         if "steps" in self.evaluate.units:
             run.listen(_AskForEvaluation(due))
 
     def _was_cut_short(self, run: Run) -> bool:
         """Whether the last step came inside an epoch, so that the final weights are still to be evaluated."""
         cut = run.ending and run.status == "running"
-        return cut and bool(self.evaluate.units) and run.scratch.get("evaluated") != run.progress.steps
+        return cut and bool(self.evaluate.units) and not self.evaluate.watch()("steps", run.progress.steps)
 
     def _train_batch(self) -> Callable[[Any, Run], None]:
         """What one training batch asks for, with whatever can be decided beforehand decided."""
@@ -266,7 +264,7 @@ def _log(run: Run, said: Mapping[str, Any], names: dict[str, str], weight: Any) 
     add = run.metrics.add  # type: ignore[attr-defined]
     for name, value in said.items():
         full = names.get(name)
-        if full is None:
+        if full is None and value is not None:
             full = names[name] = f"{run.stage}/{name}" if name != "weight" and _is_number(name, value) else ""
         if full:
             add(full, value, weight)
@@ -297,6 +295,15 @@ def _optimizers(task: Task) -> list[Optimizer]:
     if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
         raise TypeError(f"{type(task).__qualname__}.optimizers() gave {given!r}: return a torch optimizer, or a list.")
     return optimizers
+
+
+def _agreed(run: Run, due: Watch) -> bool:
+    """Whether an evaluation is due after the pass: clocks differ between ranks, so they ask each other."""
+    return run.status == "running" and not run.ending and run.comm.any(due("epochs", run.epoch + 1))[0]
+
+
+def _gone_on(metrics: Any) -> Any:
+    return metrics.gone_on() if isinstance(metrics, Metrics) else dict(metrics)
 
 
 def _check_watched(run: Run) -> None:

@@ -36,6 +36,14 @@ def test_the_table_of_a_small_model():
     ]
 
 
+def test_where_nothing_is_frozen_no_column_says_so():
+    assert str(summarize(nn.Linear(2, 2))).splitlines() == [
+        "module   type    parameters      MB",
+        "(model)  Linear           6  0.0000",
+        "6 parameters, all trainable; 0.0000 MB",
+    ]
+
+
 def test_depth_says_how_far_down_the_table_goes():
     model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
     assert [[row.path for row in summarize(model, depth).rows] for depth in (0, 1, 3)] == [

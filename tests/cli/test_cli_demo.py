@@ -73,7 +73,7 @@ def test_the_command_that_it_suggests_for_the_weights_works(trained):
 
 def test_the_code_that_it_suggests_works(trained):
     _, done = trained
-    code = re.sub("^     ", "", done.stdout.split("(it runs as it is):\n")[1], flags=re.M)
+    code = re.sub("^     ", "", done.stdout.split("this runs as it is:\n")[1], flags=re.M)
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert shown.stdout.splitlines()[-1].startswith("completed after 5 epochs")
 

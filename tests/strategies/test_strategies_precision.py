@@ -38,7 +38,7 @@ def test_full_precision_gives_back_the_very_function():
 
 
 def test_only_half_precision_needs_a_scaler():
-    scalers = [precision.scaler(CPU) for precision in (Fp32(), Bf16(), Fp16(enabled=False))]
+    scalers = [precision.scaler(CPU) for precision in (Fp32(), Bf16(), Fp16(scale=False))]
     assert (scalers, Fp16(init_scale=8.0).scaler(CPU).get_scale()) == ([None, None, None], 8.0)
 
 

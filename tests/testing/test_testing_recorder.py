@@ -82,7 +82,6 @@ def test_the_stream_has_metrics_where_an_evaluation_or_an_epoch_ends_and_nowhere
 
 def test_what_another_callback_adds_at_the_same_event_is_in_the_stream():
     class Adds(Callback):
-        writes = frozenset(["metrics/val/f1"])
         order = 50
 
         def on_eval_end(self, run):
@@ -107,10 +106,7 @@ def test_an_evaluation_inside_a_handler_at_the_end_of_another_is_recorded_with_i
 
 
 def test_the_recorder_reads_no_tensor_at_batches():
-    class Batches(Recorder):
-        pass
-
-    recorder = Batches([seam for seam in SEAMS.values() if seam not in (at.EVAL_END, at.EPOCH_END)])
+    recorder = Recorder([seam for seam in SEAMS.values() if seam not in (at.EVAL_END, at.EPOCH_END)])
     with no_sync():
         fitted(recorder)
     assert "batch_end" in recorder.names
@@ -121,11 +117,9 @@ def test_recording_changes_nothing_in_the_run():
     assert (
         [p.tolist() for p in plain.task.model.parameters()],
         dict(plain.run.metrics),
-        torch.rand(2, generator=torch.manual_seed(1)).tolist(),
     ) == (
         [p.tolist() for p in recorded.task.model.parameters()],
         dict(recorded.run.metrics),
-        torch.rand(2, generator=torch.manual_seed(1)).tolist(),
     )
 
 

@@ -63,6 +63,19 @@ def test_a_metric_counts_as_new_only_in_the_epochs_that_measured_it():
     assert (again.values, [value is None for value in again.values]) == (live.values, [True, False, True, False])
 
 
+def test_a_stream_of_a_few_events_has_the_same_values():
+    recorder = Recorder([at.EVAL_END, at.EPOCH_END])
+    drive(recorder, metrics={"val/loss": [3.0, 1.0, 2.0]})
+    seen = []
+
+    @on(at.EPOCH_END)
+    def see(run):
+        seen.append(run.metrics["val/loss"])
+
+    replay(see, recorder.stream)
+    assert seen == [3.0, 1.0, 2.0]
+
+
 def test_after_a_request_to_stop_the_run_goes_on_to_the_safe_point_and_ends():
     class Stop(Callback):
         def __init__(self):

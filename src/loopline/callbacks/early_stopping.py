@@ -60,6 +60,7 @@ class EarlyStopping(Callback):
                 "modes."
             )
         self.metric = metric
+        self._watched = Watched(metric)
         self.mode: Mode = mode
         self.patience = patience
         self.min_delta = min_delta
@@ -75,9 +76,15 @@ class EarlyStopping(Callback):
         if from_scratch(run):
             self.best, self.best_epoch, self.wait = None, None, 0
 
+    def on_eval_end(self, run: Run) -> None:
+        """Look at an evaluation's value, which may come in the middle of an epoch."""
+        self._look(run, self._watched.measured(run))
+
     def on_epoch_end(self, run: Run) -> None:
-        """Look at the epoch's value, if it brought one."""
-        value = self._watched.new(run)
+        """Look at the epoch's value, if it brought one that was not seen yet."""
+        self._look(run, self._watched.new(run))
+
+    def _look(self, run: Run, value: float | None) -> None:
         if value is None:
             return
         if improves(value, self.best, mode=self.mode, min_delta=self.min_delta):

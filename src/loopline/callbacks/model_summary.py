@@ -109,24 +109,25 @@ class Summary:
 
     def __str__(self) -> str:
         shapes = any(row.shape for row in self.rows)
-        table = [["module", "type", *(["output"] if shapes else []), "parameters", "trainable", "MB", ""]]
+        frozen = self.parameters - self.trainable
+        words = ["module", "type", *(["output"] if shapes else [])]
+        table = [[*words, "parameters", *(["trainable"] if frozen else []), "MB", ""]]
         for row in self.rows:
             name = "  " * row.depth + (row.path.rpartition(".")[2] or "(model)")
             share = f"{row.trainable / row.parameters:.0%}" if row.parameters else "-"
-            numbers = [f"{row.parameters:,}", share, _megabytes(row.bytes)]
+            numbers = [f"{row.parameters:,}", *([share] if frozen else []), _megabytes(row.bytes)]
             table.append([name, row.type, *([row.shape or "-"] if shapes else []), *numbers, row.note])
-        words = len(table[0]) - 4  # columns of words stand left, numbers right
         widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
         lines = [
             "  ".join(
-                f"{cell:<{width}}" if place < words or place == len(line) - 1 else f"{cell:>{width}}"
+                # words stand left, numbers right
+                f"{cell:<{width}}" if place < len(words) or place == len(line) - 1 else f"{cell:>{width}}"
                 for place, (cell, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in table
         ]
-        frozen = self.parameters - self.trainable
-        total = f"{self.parameters:,} parameters, {self.trainable:,} trainable"
-        total += f", {frozen:,} frozen" if frozen else ""
+        total = f"{self.parameters:,} parameters"
+        total += f", {self.trainable:,} trainable, {frozen:,} frozen" if frozen else ", all trainable"
         total += f"; {self.buffers:,} numbers in buffers" if self.buffers else ""
         return "\n".join([*lines, f"{total}; {_megabytes(self.bytes)} MB", *self.notes])
 

@@ -20,14 +20,14 @@ __all__ = ["NaNGuard"]
 
 logger = logging.getLogger("loopline")
 
-Action: TypeAlias = Literal["raise", "stop", "skip"]
-Checked: TypeAlias = Literal["loss", "gradients"]
+_Action: TypeAlias = Literal["raise", "stop", "skip"]
+_Checked: TypeAlias = Literal["loss", "gradients"]
 
-ADVICE = (
+_ADVICE = (
     "The weights are as they were before this step. Usual causes: a learning rate that is too high, a logarithm or a "
     "division of 0, a NaN in the data; torch.autograd.set_detect_anomaly(True) names the operation."
 )
-NAMED = 5
+_NAMED = 5
 
 
 class NaNGuard(Callback):
@@ -65,9 +65,9 @@ class NaNGuard(Callback):
     reads = frozenset({"loss"})  # and not "grads": a reader would come after those who clip
 
     def __init__(
-        self, action: Action = "raise", *, max_skips: int = 10, check: Collection[Checked] = ("loss", "gradients")
+        self, action: _Action = "raise", *, max_skips: int = 10, check: Collection[_Checked] = ("loss", "gradients")
     ) -> None:
-        if action not in get_args(Action):
+        if action not in get_args(_Action):
             raise ValueError(f"NaNGuard({action!r}): the action is one of 'raise', 'stop' and 'skip'.")
         if not isinstance(max_skips, int) or isinstance(max_skips, bool) or max_skips < 1:
             raise ValueError(
@@ -75,9 +75,9 @@ class NaNGuard(Callback):
                 "none, take the action 'raise'."
             )
         checked = {check} if isinstance(check, str) else set(check)
-        if not checked or not checked <= set(get_args(Checked)):
+        if not checked or not checked <= set(get_args(_Checked)):
             raise ValueError(f"NaNGuard(check={check!r}): check 'loss', 'gradients', or both.")
-        self.action: Action = action
+        self.action: _Action = action
         self.max_skips = max_skips
         self.check = frozenset(checked)
         self._held: list[Tensor] = []
@@ -146,7 +146,7 @@ class NaNGuard(Callback):
         where = f"{found} in epoch {run.epoch}, step {run.step}."
         match self.action:
             case "raise":
-                raise NotFinite(f"{where} {ADVICE}")
+                raise NotFinite(f"{where} {_ADVICE}")
             case "stop":
                 raise StopRun(where.rstrip("."))
             case "skip":
@@ -157,7 +157,7 @@ class NaNGuard(Callback):
             self.in_a_row = self.in_a_row + 1 if run.step == self._last + 1 else 1
             self._last = run.step
             if self.in_a_row > self.max_skips:
-                raise NotFinite(f"{where} The {self.max_skips} steps before it were skipped for the like. {ADVICE}")
+                raise NotFinite(f"{where} The {self.max_skips} steps before it were skipped for the like. {_ADVICE}")
             self.skipped += 1
             logger.warning("%s The step is skipped.", where)
         run.skip_step(where.rstrip("."))
@@ -165,5 +165,5 @@ class NaNGuard(Callback):
 
 def _said(named: list[str], largest: list[float]) -> str:
     bad = [f"{name} ({value})" for name, value in zip(named, largest, strict=True) if not math.isfinite(value)]
-    more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-    return f"The gradients of {len(bad)} of {len(named)} parameters are not finite, {', '.join(bad[:NAMED])}{more},"
+    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return f"The gradients of {len(bad)} of {len(named)} parameters are not finite, {', '.join(bad[:_NAMED])}{more},"

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core import event as at
@@ -96,11 +94,17 @@ class SaveBest(Callback):
         if from_scratch(run):
             self.best_value, self.best_epoch = None, None
 
+    def on_eval_end(self, run: Run) -> None:
+        """Keep the weights if an evaluation, perhaps in the middle of an epoch, found them the best."""
+        self._keep(run, self._watched.measured(run), last=False)
+
     def on_epoch_end(self, run: Run) -> None:
         """Write what this epoch has earned."""
-        value = self._watched.new(run)
+        self._keep(run, self._watched.new(run), last=self.last)
+
+    def _keep(self, run: Run, value: float | None, *, last: bool) -> None:
         better = value is not None and improves(value, self.best_value, mode=self.mode)
-        if not better and not self.last:
+        if not better and not last:
             return
         weights = _plain(run)
         if better and not _finite(weights.values()):
@@ -117,7 +121,7 @@ class SaveBest(Callback):
         if better:
             _write(self.folder / "best.safetensors", weights, about)
             self.best_value, self.best_epoch = value, run.epoch
-        if self.last:
+        if last:
             _write(self.folder / "last.safetensors", weights, about)
 
     @on(at.TRAIN_END, ranks="all", reads=(), writes={"weights"})
@@ -154,6 +158,8 @@ class SaveBest(Callback):
                 f"SaveBest(restore=True): {path} is gone; it held the weights of epoch {self.best_epoch}, with "
                 f"{self.metric} {self.best_value:.4g}. The model keeps its last weights."
             )
+        from safetensors import safe_open
+
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
 
@@ -197,6 +203,8 @@ def _finite(tensors: Any) -> bool:
 
 def _write(path: Path, weights: dict[str, Tensor], about: dict[str, str]) -> None:
     """Put a file in the place of another so that at every moment one of the two is there, whole and on the disk."""
+    from safetensors.torch import save_file  # not needed before something is saved
+
     temporary = path.with_name(f".{path.name}.part")
     temporary.unlink(missing_ok=True)  # of a process that was killed
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

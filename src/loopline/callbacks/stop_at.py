@@ -38,6 +38,7 @@ class StopAt(Callback):
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ValueError(f"StopAt({metric!r}): the threshold {threshold!r} is not a finite number.")
         self.metric = metric
+        self._watched = Watched(metric)
         self.above = above
         self.below = below
         self.reads = frozenset({f"metrics/{metric}"})
@@ -46,9 +47,15 @@ class StopAt(Callback):
         """Forget an earlier run's value."""
         self._watched = Watched(self.metric)
 
+    def on_eval_end(self, run: Run) -> None:
+        """Compare an evaluation's value, which may come in the middle of an epoch."""
+        self._compare(run, self._watched.measured(run))
+
     def on_epoch_end(self, run: Run) -> None:
-        """Compare the epoch's value, if it brought one."""
-        value = self._watched.new(run)
+        """Compare the epoch's value, if it brought one that was not seen yet."""
+        self._compare(run, self._watched.new(run))
+
+    def _compare(self, run: Run, value: float | None) -> None:
         if value is None:
             return
         if self.above is not None and value >= self.above:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         done = trainer.fit(*data.loaders(args.seed), epochs=args.epochs)
     except KeyboardInterrupt:
-        print(f"\nWhat was measured until now is in {folder}. Begin again with: {_command()} demo")
+        print(f"\nWhat was measured until now is in {folder}.\nBegin again with: {_command()} demo")
         return 130
     finally:
         torch.set_num_threads(threads)
@@ -157,9 +157,9 @@ def _report(done: Run, best: SaveBest, folder: Path) -> str:
         {said}
 
         {folder / "metrics.csv"}, {folder / "metrics.jsonl"}
-          every metric by step and epoch, as a table and as lines of JSON
+          every metric by step and epoch
         {folder / "best.safetensors"}, {folder / "last.safetensors"}
-          the weights of the best epoch and of the last one
+          the weights of the best epoch and of the last
 
         Three things to try next
 
@@ -167,7 +167,7 @@ def _report(done: Run, best: SaveBest, folder: Path) -> str:
              {_python()} -c {_quoted(use)}
         2. Train with another seed, and compare the two tables:
              {_command()} demo --seed 1 --folder {again}
-        3. Train a model of your own, with this in a file (it runs as it is):
+        3. Train a model of your own; this runs as it is:
 """
     own = """
         from torch import nn, optim
@@ -175,9 +175,13 @@ def _report(done: Run, best: SaveBest, folder: Path) -> str:
         from loopline.cli.demo import accuracy, digits
 
         train, val = digits().loaders()
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        task = SupervisedTask(model, loss=nn.CrossEntropyLoss(), optimizer=optim.AdamW(model.parameters()),
-                              metrics={"accuracy": accuracy})
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        task = SupervisedTask(
+            model,
+            loss=nn.CrossEntropyLoss(),
+            optimizer=optim.AdamW(model.parameters(), lr=0.01),
+            metrics={"accuracy": accuracy},
+        )
         Trainer(task).fit(train, val, epochs=5)
 """
     return textwrap.dedent(results) + textwrap.indent(textwrap.dedent(own), "     ").rstrip()

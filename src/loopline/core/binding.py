@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
@@ -31,7 +31,9 @@ __all__ = [
     "bind_mark",
     "check_handler",
     "check_policy",
+    "marks_of",
     "name_of",
+    "recognised",
 ]
 
 Handler: TypeAlias = Callable[..., object]
@@ -110,18 +112,23 @@ class DialectEntry(Protocol):
 
 def as_listener(given: object) -> Listener:
     """The listener that an object is or stands for: itself, a marked function, or a known library's callback."""
+    return recognised(given)()
+
+
+def recognised(given: object) -> Callable[[], Listener]:
+    """What makes a listener of an object; an error that says what to do where nothing does."""
     if isinstance(given, type):
         raise NotAListener(f"{given.__name__} is a class; attach an object of it, for example {given.__name__}(...).")
     # looked up on the class: a foreign callback's own __getattr__ may raise anything
     if hasattr(type(given), "bindings"):
-        return cast(Listener, given)
-    if isinstance(given, FunctionType | MethodType | partial) and hasattr(given, "__loopline_marks__"):
-        return FunctionListener(given, given.__loopline_marks__)
+        return lambda: cast(Listener, given)
+    if marks := marks_of(given):
+        return lambda: FunctionListener(given, marks)
     names = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(given).__mro__}
     dialects = _dialects()
     for dialect in dialects:
         if names.intersection(dialect.bases):
-            return dialect.adapt(given)
+            return partial(dialect.adapt, given)
     if isinstance(given, FunctionType | MethodType | BuiltinFunctionType):
         raise NotAListener(
             f"{given.__name__} is a plain function, and nothing says when to call it. "
@@ -133,6 +140,13 @@ def as_listener(given: object) -> Listener:
         "A listener is an object with bindings(run): subclass loopline.Callback, or mark a function with @on. "
         f"Dialects whose callbacks are recognised: {known}."
     )
+
+
+def marks_of(given: object) -> tuple[Mark, ...]:
+    """What @on wrote on a function. Other objects are not asked: their attributes may be anything."""
+    if isinstance(given, FunctionType | MethodType | partial):
+        return getattr(given, "__loopline_marks__", ())
+    return ()
 
 
 def name_of(owner: object) -> str:
@@ -201,12 +215,14 @@ def _each(every: int, binding: Binding, run: Run) -> Handler:
     """Every n-th time only. Steps, batches and epochs are counted by the run's progress, so a resume keeps the beat."""
     handler = binding.handler
     counter = _COUNTED_BY.get(binding.event)
-    key = (binding.event, id(binding.owner), getattr(handler, "__name__", ""))
+    key = (binding.event, id(binding.owner), getattr(handler, "__name__", ""), every)
 
+    @wraps(handler)
     def by_progress(run: Run, **payload: object) -> None:
         if (getattr(run.progress, str(counter)) + 1) % every == 0:
             handler(run, **payload)
 
+    @wraps(handler)
     def by_calls(run: Run, **payload: object) -> None:
         calls = run._calls[key] = run._calls.get(key, 0) + 1  # on the run: a new plan goes on counting
         if calls % every == 0:
@@ -260,4 +276,13 @@ def _names(given: Any, said: str) -> frozenset[str]:
 def _dialects() -> list[DialectEntry]:
     from importlib.metadata import entry_points  # 20 ms, and rarely needed
 
-    return [entry.load() for entry in entry_points(group="loopline.dialects")]
+    dialects: list[DialectEntry] = []
+    for entry in entry_points(group="loopline.dialects"):
+        try:
+            dialects.append(entry.load())
+        except Exception as error:
+            raise NotAListener(
+                f"The dialect {entry.name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}. "
+                "Mend or uninstall the package that brings it."
+            ) from error
+    return dialects

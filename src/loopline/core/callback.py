@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .binding import Binding, Mark, OnError, Ranks, bind_mark, check_policy
+from .binding import Binding, Mark, OnError, Ranks, bind_mark, check_policy, marks_of
 from .errors import BadHandler, UnknownHook
 from .event import SEAMS, Event
 
@@ -87,7 +87,7 @@ class Callback:
             method = own.get(name) or getattr(type(self), name, None)
             if not callable(method):
                 continue
-            marks: tuple[Mark, ...] = getattr(method, "__loopline_marks__", ())
+            marks: tuple[Mark, ...] = marks_of(method)
             if not marks and name.startswith("on_") and name != "on_error":
                 seam = SEAMS.get(name.removeprefix("on_"))
                 if seam is None:
@@ -134,7 +134,12 @@ def on(
 
     def marked(function: F) -> F:
         wrapped: Any = function.__func__ if isinstance(function, staticmethod | classmethod) else function
-        wrapped.__loopline_marks__ = (*getattr(wrapped, "__loopline_marks__", ()), mark)
+        try:
+            wrapped.__loopline_marks__ = (*getattr(wrapped, "__loopline_marks__", ()), mark)
+        except AttributeError as error:
+            raise BadHandler(
+                f"@on cannot mark {function!r}; mark a function, or the method where its class is written."
+            ) from error
         return function
 
     return marked

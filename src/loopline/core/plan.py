@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
+from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
 from .binding import Binding, FunctionListener, Handler, Listener, Wrapper, name_of
@@ -16,7 +18,7 @@ from .stateful import state_key
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["Plan", "compile_plan"]
+__all__ = ["Plan", "compile_plan", "title_of"]
 
 
 class Plan(dict[Event, tuple[Handler, ...]]):
@@ -40,7 +42,7 @@ class Plan(dict[Event, tuple[Handler, ...]]):
         for event, bindings in self.bindings.items():
             for place, binding in enumerate(bindings):
                 ranks = binding.ranks if isinstance(binding.ranks, str) else "a test"
-                name, why = name_of(binding.owner), _why(binding, bindings[:place])
+                name, why = title_of(binding), _why(binding, bindings[:place])
                 rows.append((event.name if place == 0 else "", f"{place + 1}", name, f"{binding.order}", ranks, why))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -153,6 +155,14 @@ def _why(binding: Binding, before: Sequence[Binding]) -> str:
     if fed:
         return "; ".join(f"reads {', '.join(data)} from {name}" for name, data in fed)
     return f"order {binding.order}" if binding.order else "as attached"
+
+
+def title_of(binding: Binding) -> str:
+    """Whose handler it is, which one where its name does not say so already, and its policy where it is a mild one."""
+    owner, method = name_of(binding.owner), getattr(binding.handler, "__name__", "")
+    plain = method in ("", f"on_{binding.event.name}") or isinstance(binding.owner, FunctionType | partial)
+    title = owner if plain else f"{owner}.{method}"
+    return title if binding.on_error == "raise" else f"{title} ({binding.on_error})"
 
 
 def _check_state(listeners: Sequence[Listener]) -> None:

@@ -89,6 +89,7 @@ class Run:
     _always_ask: bool = field(init=False, default=False, repr=False)
     _weight: Any = field(init=False, default=0, repr=False)
     _open: bool = field(init=False, default=False, repr=False)
+    _in_pass: bool = field(init=False, default=False, repr=False)
     _training: bool = field(init=False, default=False, repr=False)
     _told: bool = field(init=False, default=False, repr=False)
     _gave: set[str] = field(init=False, default_factory=set, repr=False)
@@ -159,6 +160,16 @@ class Run:
         return self._batch
 
     @property
+    def training(self) -> bool:
+        """Whether the run is between TRAIN_START and TRAIN_END, evaluations in it included."""
+        return self._training
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether the training batches of an epoch are under way: false from PASS_END on."""
+        return self._in_pass
+
+    @property
     def in_batch(self) -> bool:
         """Whether a batch is in hand, so that `run.batch` can be read."""
         return self._batch is not None
@@ -186,7 +197,8 @@ class Run:
         """Take a checkpoint at the next safe point."""
         if self.saver is None:
             raise LooplineError("run.save() needs somewhere to save to, and this run has no checkpointer.")
-        self.requests.save = reason
+        if self.requests.save is None:
+            self.requests.save = reason
 
     def evaluate(self) -> None:
         """Evaluate at the next safe point."""

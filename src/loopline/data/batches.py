@@ -69,9 +69,9 @@ def trusted_length(loader: Any) -> int | None:
         return None
 
 
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
+def _first_tensor(batch: Any) -> Any:
+    if isinstance(batch, Tensor) or hasattr(batch, "shape"):
+        return batch  # arrays of other libraries count their rows alike
     if isinstance(batch, Mapping):
         items = list(batch.values())
     elif isinstance(batch, tuple | list):

@@ -19,7 +19,7 @@ __all__ = ["Writer"]
 
 logger = logging.getLogger("loopline")
 
-TRIES = 3
+_TRIES = 3
 
 
 class Writer:
@@ -183,7 +183,7 @@ class _Channel:
 
     @property
     def off(self) -> bool:
-        return self.in_a_row >= TRIES
+        return self.in_a_row >= _TRIES
 
     def ensure_open(self) -> None:
         if not self.is_open and self.opener is not None:
@@ -194,7 +194,7 @@ class _Channel:
         self.in_a_row += 1
         self.resting = True
         if self.off:
-            then = f"It failed {TRIES} times in a row and is switched off for the rest of this run."
+            then = f"It failed {_TRIES} times in a row and is switched off for the rest of this run."
         elif self.warned:
             return
         else:

@@ -239,9 +239,7 @@ class _Means:
             return 0.0, 0.0
         same = last.entry is reading.entry
         if last.entry is None:
-            # a mean that is not one of an epoch goes on through all of them
-            same = last.epoch == epoch or not reading.name.startswith("train/")
-            same = same and reading.weight is not None and reading.weight >= last.weight
+            same = last.epoch == epoch and reading.weight is not None and reading.weight >= last.weight
         return (last.total, last.weight) if same else (0.0, 0.0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,16 +52,16 @@ class Fp16:
     A step whose gradients overflow is left out, and the scale halved; after `growth_interval` good steps it doubles.
     """
 
-    def __init__(self, *, init_scale: float = 2.0**16, growth_interval: int = 2000, enabled: bool = True) -> None:
+    def __init__(self, *, init_scale: float = 2.0**16, growth_interval: int = 2000, scale: bool = True) -> None:
         self.init_scale = init_scale
         self.growth_interval = growth_interval
-        self.enabled = enabled
+        self.scale = scale
 
     def forward(self, function: F, device: torch.device) -> F:
         return _autocast(function, device, torch.float16)
 
     def scaler(self, device: torch.device) -> GradScaler | None:
-        if not self.enabled:
+        if not self.scale:
             return None
         return GradScaler(device.type, init_scale=self.init_scale, growth_interval=self.growth_interval)
 

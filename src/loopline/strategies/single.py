@@ -35,7 +35,9 @@ class Single:
         return nullcontext()
 
     def clip(self, parts: Parts, max_norm: float) -> Tensor:
-        norm: Tensor = clip_grad_norm_(parts.model.parameters(), max_norm)
+        groups = [group["params"] for optimizer in parts.optimizers for group in optimizer.param_groups]
+        moving = [p for group in groups for p in group] or parts.model.parameters()
+        norm: Tensor = clip_grad_norm_(moving, max_norm)
         return norm
 
     def state(self, parts: Parts) -> dict[str, Any]:

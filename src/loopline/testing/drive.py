@@ -17,7 +17,7 @@ from .tiny import TinyTask, tiny_loader, tiny_stream
 
 __all__ = ["Driven", "drive"]
 
-Script = Mapping[str, Sequence[float | None]]
+_Script = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def drive(
     epochs: int | None = None,
     steps: int | None = None,
     batches: int = 4,
-    metrics: Script | None = None,
+    metrics: _Script | None = None,
     accumulate: int = 1,
     unfinished: Literal["step", "drop"] = "step",
     sized: bool = True,
@@ -69,7 +69,7 @@ def drive(
     validation = tiny_loader(2, seed=1)
     recorder = Recorder()
     given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    failure = None if fail_at is None else Failure(fail_at, fail_on, error or RuntimeError("a failure on purpose"))
+    failure = None if fail_at is None else _Failure(fail_at, fail_on, error or RuntimeError("a failure on purpose"))
     run = Run(
         model=task.model,
         optimizers=[task.optimizer],
@@ -114,7 +114,7 @@ def drive(
     return Driven(run, recorder, task, saves)
 
 
-class Failure:
+class _Failure:
     """A listener that raises at the n-th time of an event, after everybody else has heard it."""
 
     def __init__(self, event: Event, on: int, error: BaseException) -> None:
@@ -132,7 +132,7 @@ class Failure:
             raise self.error
 
 
-def _checked(script: Script, epochs: int | None, steps: int | None) -> int | None:
+def _checked(script: _Script, epochs: int | None, steps: int | None) -> int | None:
     if epochs is None and steps is None:
         epochs = max(map(len, script.values()), default=3)
     for name, values in script.items():
@@ -146,7 +146,7 @@ def _checked(script: Script, epochs: int | None, steps: int | None) -> int | Non
     return epochs
 
 
-def _of(script: Script, epoch: int, stage: str) -> dict[str, Any]:
+def _of(script: _Script, epoch: int, stage: str) -> dict[str, Any]:
     """What the script logs in an epoch's evaluation, or in its training batches."""
     return {
         name: values[epoch] if epoch < len(values) else None

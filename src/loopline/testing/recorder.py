@@ -52,7 +52,7 @@ class Recorder:
         for event in self.events:
             yield Binding(event, self._writer(event), owner=self, order=FIRST)
             if event is EVAL_END or event is EPOCH_END:
-                yield Binding(event, self._measure, owner=self, order=LAST, reads=frozenset(["metrics"]))
+                yield Binding(event, self._measure, owner=self, order=LAST)
 
     @property
     def text(self) -> str:
