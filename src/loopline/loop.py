@@ -43,6 +43,7 @@ from .core.event import (
     STEP_START,
     Event,
 )
+from .core.plan import Plan
 from .core.progress import Batch, Progress, Requests
 from .core.run import Run, Stage
 from .core.when import Unit
@@ -187,14 +188,17 @@ def batches(
     ahead: Any = _NOTHING
     place = 0  # in the window, counted from 1
     more = not _out_of_steps(run)
+    plan: Plan | None = None
     while more:
-        # In here each call counts: an event that nobody hears costs a look into the plan, and no call.
-        heard = run._plan
+        # In here each call counts: an event that nobody hears costs one look at a local name.
+        if run._plan is not plan:
+            plan = run._plan
+            at_fetch, at_fetched, at_step, at_batch, at_zero, at_batch_end, at_step_end = plan.of_pass
         if ahead is _NOTHING:
-            if heard[FETCH_START]:
+            if at_fetch:
                 emit(FETCH_START)
             data = next(iterator, _END)
-            if heard[FETCH_END]:
+            if at_fetched:
                 emit(FETCH_END)
         else:
             data, ahead = ahead, _NOTHING
@@ -212,8 +216,7 @@ def batches(
                     ahead = _NOTHING  # its end is asked for again, as it is after a resume
         first = data[0] if type(data) in _SEQUENCES and data else data  # the inputs, as a rule
         shape = first.shape if type(first) is Tensor else None
-        size = shape[0] if shape else size_of(data)
-        batch = run._batch = Batch(data, index, place == 1, last, size)
+        batch = run._batch = Batch(data, index, place == 1, last, shape[0] if shape else size_of(data))
         del data, first
         try:
             if place == 1:
@@ -221,32 +224,33 @@ def batches(
                 run.skipped = None
                 run._weight = None
                 run.mid_step = True
-                if heard[STEP_START]:
+                if at_step:
                     emit(STEP_START)
-                    heard = run._plan  # somebody may have been attached
-            if heard[BATCH_START]:
+            if run._plan is not plan:  # somebody was attached a moment ago
+                plan = run._plan
+                at_fetch, at_fetched, at_step, at_batch, at_zero, at_batch_end, at_step_end = plan.of_pass
+            if at_batch:
                 emit(BATCH_START)
-                heard = run._plan
             if place == 1 and zero_grad:
-                if heard[BEFORE_ZERO_GRAD]:
+                if at_zero or run._plan is not plan:
                     emit(BEFORE_ZERO_GRAD)
                 for optimizer in run.optimizers:
                     optimizer.zero_grad()
             yield batch.data
             if last and run._schedule and run.skipped is None:
                 _step_schedulers(run, "steps", run.step + 1, watching=False)
-            if run._plan[BATCH_END]:
+            if at_batch_end or run._plan is not plan:
                 emit(BATCH_END)
             progress.batches += 1
             progress.batches_in_epoch += 1
-            progress.samples += size
+            progress.samples += batch.size
         finally:
             del batch
             run._batch = None  # free the batch before the next one is fetched
         index += 1
         if last:
             place = 0
-            if run._plan[STEP_END]:
+            if at_step_end or run._plan is not plan:
                 emit(STEP_END)
             progress.steps += 1
             run.mid_step = False
@@ -278,14 +282,15 @@ def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
     In a window of several batches each loss counts by its `weight`, the batch's size where none is given, and the
     window's gradients are the weighted mean over everything in it.
     """
-    heard, batch = run._plan, run._batch or run.batch
+    batch = run._batch or run.batch
     batch.loss = loss
-    if heard[LOSS_READY]:
+    heard = run._plan.of_backward
+    if heard:
         run.emit(LOSS_READY)
-        loss, heard = batch.loss, run._plan
+        loss = batch.loss
     if run.accumulate > 1:
         loss = _weighed(run, loss, batch.size if weight is None else weight)
-    if heard[BEFORE_BACKWARD]:
+    if heard:
         run.emit(BEFORE_BACKWARD)
     try:
         if run.scaler is not None:
@@ -299,7 +304,7 @@ def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
         if wrong := _wrong_with(batch.loss):
             raise BadStep(wrong) from error
         raise
-    if run._plan[AFTER_BACKWARD]:
+    if heard or run._plan.of_backward:
         run.emit(AFTER_BACKWARD)
 
 
@@ -317,7 +322,8 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
     if scaler is not None:
         for optimizer in run.optimizers:
             scaler.unscale_(optimizer)
-    if run._plan[BEFORE_OPTIMIZER_STEP]:
+    heard = run._plan.of_step
+    if heard:
         run.emit(BEFORE_OPTIMIZER_STEP)
     if clip_norm is not None:
         clip_gradients(run, clip_norm)
@@ -328,7 +334,7 @@ def optimizer_step(run: Run, *, clip_norm: float | None = None) -> bool:
             optimizer.step()
     if run.skipped is not None:
         return False
-    if run._plan[AFTER_OPTIMIZER_STEP]:
+    if heard:
         run.emit(AFTER_OPTIMIZER_STEP)
     return True
 

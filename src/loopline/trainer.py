@@ -179,7 +179,7 @@ class Trainer:
         """What one training batch asks for, with whatever can be decided beforehand decided."""
         forward = self._forward(self.task.train_step)
         backward, optimizer_step, clip_norm = loop.backward, loop.optimizer_step, self.clip_norm
-        names: dict[str, str] = {}
+        log = _Log("train")
 
         def train_batch(batch: Any, run: Run) -> None:
             said = forward(batch, run)
@@ -192,20 +192,20 @@ class Trainer:
             if loss is None:
                 raise BadStep(_no_loss(run))
             backward(run, loss, weight=weight)
-            _log(run, said, names, in_hand.size if weight is None else weight)
+            log(run, said, in_hand.size if weight is None else weight)
             optimizer_step(run, clip_norm=clip_norm)
 
         def manual_batch(batch: Any, run: Run) -> None:
             said = run.batch.output = forward(batch, run)
             if said is not None:
                 said = said if isinstance(said, Mapping) else {"loss": said}
-                _log(run, said, names, said.get("weight", run.batch.size))
+                log(run, said, said.get("weight", run.batch.size))
 
         return manual_batch if self.task.manual else train_batch
 
     def _evaluate(self, run: Run, loader: Iterable[Any], stage: Stage) -> None:
         step = self._forward(self.task.eval_step)
-        names: dict[str, str] = {}
+        log = _Log(stage)
         for batch in loop.evaluate(run, loader, stage=stage):
             said = step(batch, run)
             if not isinstance(said, Mapping):
@@ -214,7 +214,7 @@ class Trainer:
                     "of names to values, such as {'loss': loss}."
                 )
             run.batch.output = said
-            _log(run, said, names, said.get("weight", run.batch.size))
+            log(run, said, said.get("weight", run.batch.size))
 
     def _evaluate_alone(self, loader: Iterable[Any], stage: Stage) -> dict[str, float]:
         run = self._new_run(training=False)
@@ -259,15 +259,26 @@ class _AskForEvaluation:
             run.evaluate()
 
 
-def _log(run: Run, said: Mapping[str, Any], names: dict[str, str], weight: Any) -> None:
-    """Log what is one number; what is more is for callbacks to read. `names` remembers which is which."""
-    add = run.metrics.add  # type: ignore[attr-defined]
-    for name, value in said.items():
-        full = names.get(name)
-        if full is None and value is not None:
-            full = names[name] = f"{run.stage}/{name}" if name != "weight" and _is_number(name, value) else ""
-        if full:
-            add(full, value, weight)
+class _Log:
+    """Logs what is one number of what a step returned; what is more is for callbacks to read."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.found: dict[str, str] = {}
+        self.size = -1
+
+    def __call__(self, run: Run, said: Mapping[str, Any], weight: Any) -> None:
+        if len(said) != self.size:
+            self._look(said)
+        add = run.metrics.add  # type: ignore[attr-defined]
+        for name, full in self.found.items():
+            add(full, said[name], weight)
+
+    def _look(self, said: Mapping[str, Any]) -> None:
+        """Which are numbers is asked once, and again when there are more or fewer values, or one is missing."""
+        numbers = [name for name, value in said.items() if name != "weight" and _is_number(name, value)]
+        self.found = {name: f"{self.stage}/{name}" for name in numbers}
+        self.size = len(said) if all(value is not None for value in said.values()) else -1
 
 
 def _is_number(name: str, value: object) -> bool:

@@ -81,6 +81,16 @@ def test_each_moment_is_charged_once_and_to_whoever_took_it():
     }
 
 
+def test_the_phases_hold_no_handler_whatever_its_order():
+    clock = Clock()
+    costs = costs_of(clock)
+    early, late = Slow(clock, batch_start=7, after_backward=7), Slow(clock, batch_start=7, after_backward=7)
+    early.order, late.order = -(10**9), 10**9
+    run_of(clock, costs, early, late)
+    phases = {name: spent for (name, _), spent in table(costs).items() if name != "Slow" and name != "Slow #2"}
+    assert phases == {"forward": (2, 10), "backward": (2, 6), "evaluation": (1, 2)}
+
+
 def test_a_handler_inside_a_handler_is_not_counted_twice():
     clock = Clock()
     costs = costs_of(clock)

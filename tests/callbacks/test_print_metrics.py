@@ -1,3 +1,4 @@
+import logging
 import re
 
 import pytest
@@ -83,6 +84,24 @@ def test_without_steps_in_its_policy_it_is_not_bound_to_steps():
 def test_a_wrong_name_is_told_and_does_not_end_the_run(caplog):
     printed(PrintMetrics(names=["train/los"]), epochs=1)
     assert "No metric 'train/los' has been logged. Did you mean 'train/loss'?" in caplog.text
+
+
+def test_a_wrong_name_is_told_at_the_first_epoch_already():
+    class Stops(logging.Handler):
+        def emit(self, record):
+            epochs.append(run.progress.epochs)
+
+    epochs = []
+    run = Run(callbacks=[PrintMetrics(names=["train/los"])])
+    logging.getLogger("loopline").addHandler(handler := Stops())
+    try:
+        with loop.fit(run):
+            for _ in loop.epochs(run, 3):
+                for _ in loop.batches(run, [1]):
+                    run.log({"loss": 1.0})
+    finally:
+        logging.getLogger("loopline").removeHandler(handler)
+    assert epochs[0] == 0
 
 
 def test_a_second_run_begins_a_line_of_its_own():

@@ -119,13 +119,22 @@ def test_a_missing_scikit_learn_is_one_clear_sentence(tmp_path, capsys, monkeypa
     )
 
 
-def test_an_interrupt_ends_with_a_sentence_and_130(tmp_path, capsys, monkeypatch):
+def test_an_interrupt_ends_with_a_sentence_and_130_and_leaves_nothing_old(tmp_path, capsys, monkeypatch):
     def interrupt(*args, **given):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("loopline.Trainer.fit", interrupt)
+    (tmp_path / "best.safetensors").write_text("of an earlier run")
     code = main(["demo", "--folder", str(tmp_path)])
-    assert (code, f"What was measured until now is in {tmp_path}." in capsys.readouterr().out) == (130, True)
+    assert (
+        code,
+        f"What was measured until now is in {tmp_path}." in capsys.readouterr().out,
+        list(tmp_path.iterdir()),
+    ) == (
+        130,
+        True,
+        [],
+    )
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_speak_of(tmp_path):

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model gains nothing from a second one, and on a busy machine waits for it
     try:
-        done = trainer.fit(*data.loaders(args.seed), epochs=args.epochs)
+        done = trainer.fit(*data.loaders(), epochs=args.epochs)
     except KeyboardInterrupt:
         print(f"\nWhat was measured until now is in {folder}.\nBegin again with: {_command()} demo")
         return 130
@@ -89,12 +89,11 @@ class Digits(NamedTuple):
     val_images: Tensor
     val_labels: Tensor
 
-    def loaders(self, seed: int = 0) -> tuple[DataLoader[tuple[Tensor, ...]], DataLoader[tuple[Tensor, ...]]]:
-        """Batches for training, in an order that the seed decides, and for validation."""
-        order = torch.Generator().manual_seed(seed)
+    def loaders(self) -> tuple[DataLoader[tuple[Tensor, ...]], DataLoader[tuple[Tensor, ...]]]:
+        """Batches for training, in a new order each epoch, and for validation."""
         train = TensorDataset(self.train_images, self.train_labels)
         val = TensorDataset(self.val_images, self.val_labels)
-        return DataLoader(train, batch_size=32, shuffle=True, generator=order), DataLoader(val, batch_size=120)
+        return DataLoader(train, batch_size=32, shuffle=True), DataLoader(val, batch_size=120)
 
 
 def digits() -> Digits:

@@ -11,12 +11,29 @@ from typing import TYPE_CHECKING, cast
 
 from .binding import Binding, FunctionListener, Handler, Listener, Wrapper, name_of
 from .errors import DuplicateState, OrderCycle
-from .event import SEAMS, Event
+from .event import (
+    AFTER_BACKWARD,
+    AFTER_OPTIMIZER_STEP,
+    BATCH_END,
+    BATCH_START,
+    BEFORE_BACKWARD,
+    BEFORE_OPTIMIZER_STEP,
+    BEFORE_ZERO_GRAD,
+    FETCH_END,
+    FETCH_START,
+    LOSS_READY,
+    SEAMS,
+    STEP_END,
+    STEP_START,
+    Event,
+)
 from .guard import guarded
 from .stateful import state_key
 
 if TYPE_CHECKING:
     from .run import Run
+
+_OF_PASS = (FETCH_START, FETCH_END, STEP_START, BATCH_START, BEFORE_ZERO_GRAD, BATCH_END, STEP_END)
 
 __all__ = ["Plan", "compile_plan", "title_of"]
 
@@ -28,6 +45,10 @@ class Plan(dict[Event, tuple[Handler, ...]]):
         super().__init__(handlers)
         self.bindings = table
         self.everywhere: tuple[str, ...] = ()
+        # what the loop asks about in every batch, side by side: twelve look-ups would cost a microsecond
+        self.of_pass = tuple(self[event] for event in _OF_PASS)
+        self.of_backward = any(self[event] for event in (LOSS_READY, BEFORE_BACKWARD, AFTER_BACKWARD))
+        self.of_step = any(self[event] for event in (BEFORE_OPTIMIZER_STEP, AFTER_OPTIMIZER_STEP))
 
     def __missing__(self, event: Event) -> tuple[Handler, ...]:
         return ()  # an event of the user's own that nobody hears
