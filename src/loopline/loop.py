@@ -189,6 +189,7 @@ def batches(
     place = 0  # in the window, counted from 1
     more = not _out_of_steps(run)
     plan: Plan | None = None
+    batch = Batch(None, 0)
     while more:
         # In here each call counts: an event that nobody hears costs one look at a local name.
         if run._plan is not plan:
@@ -216,7 +217,9 @@ def batches(
                     ahead = _NOTHING  # its end is asked for again, as it is after a resume
         first = data[0] if type(data) in _SEQUENCES and data else data  # the inputs, as a rule
         shape = first.shape if type(first) is Tensor else None
-        batch = run._batch = Batch(data, index, place == 1, last, shape[0] if shape else size_of(data))
+        batch.data, batch.index, batch.size = data, index, shape[0] if shape else size_of(data)
+        batch.first_of_window, batch.last_of_window = place == 1, last
+        run._batch = batch
         del data, first
         try:
             if place == 1:
@@ -245,8 +248,7 @@ def batches(
             progress.batches_in_epoch += 1
             progress.samples += batch.size
         finally:
-            del batch
-            run._batch = None  # free the batch before the next one is fetched
+            run._batch = batch.data = batch.output = batch.loss = None  # free it before the next one is fetched
         index += 1
         if last:
             place = 0

@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from .core.errors import BadStep, MissingMetric
 if TYPE_CHECKING:
     from .core.run import Run
 
-__all__ = ["Mean", "Metrics", "Watched", "missing", "numbers", "ratio"]
+__all__ = ["Intake", "Mean", "Metrics", "Watched", "missing", "numbers", "ratio"]
 
 _FOLD = 256
 _PLAIN = {int, float, bool}
@@ -86,26 +87,15 @@ class Metrics(MutableMapping[str, Any]):
 
     def add(self, name: str, value: Any, weight: Any = 1) -> None:
         """Add to the mean of a name; begin a new one if the last one's epoch is over."""
-        kind = type(value)
-        if kind is Tensor and not value.ndim:
-            value = value.data  # like detach(), at half its price
-        elif kind is not float and hasattr(value, "compute"):
+        if not isinstance(value, Tensor) and hasattr(value, "compute"):
             self._stand_in(name, value)
             return
-        elif kind is not float:
-            value = _named(name, value)
-        if type(weight) is not int:
-            weight = _named(f"{name}, as weight", weight)
+        value, weight = _named(name, value), _named(f"{name}, as weight", weight)
         mean = self._means.get(name)
         if mean is None:
             mean = self._means[name] = self._entries[name] = Mean()
             self._stale.discard(name)
-        # as in Mean.add, without the call: this is passed in every step
-        _, _, values, shares = mean._state
-        shares.append(weight)
-        values.append(value)
-        if len(values) >= _FOLD:
-            mean.fold()
+        mean.add(value, weight)
 
     def _stand_in(self, name: str, computing: Any) -> None:
         entry = self._entries.get(name)
@@ -187,6 +177,43 @@ class Metrics(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Metrics({dict(self)!r})"
+
+
+class Intake:
+    """Takes into a run's metrics what is one number of what a step returned; what is more is for callbacks to read.
+
+    Which values are numbers is asked once, and again when there are more or fewer of them, or one of them is None.
+    """
+
+    def __init__(self, run: Run, stage: str) -> None:
+        self.run = run
+        self.stage = stage
+        self._names: list[tuple[str, str]] = []
+        self._size = -1
+
+    def take(self, said: Mapping[str, Any], weight: Any = None) -> None:
+        """Add each number to its mean, by the weight given, or else by the batch's size."""
+        if len(said) != self._size:
+            self._look(said)
+        metrics = cast(Metrics, self.run.metrics)
+        if weight is None:
+            weight = self.run.batch.size
+        for name, full in self._names:
+            value, mean = said[name], metrics._means.get(full)
+            if mean is None or type(value) is not Tensor or value.ndim or type(weight) is not int:
+                metrics.add(full, value, weight)
+                continue
+            # as Mean.add does, without its questions: this is passed in every step
+            _, _, values, shares = mean._state
+            shares.append(weight)
+            values.append(value.data)  # like detach(), at half its price
+            if len(values) >= _FOLD:
+                mean.fold()
+
+    def _look(self, said: Mapping[str, Any]) -> None:
+        numbers = [name for name, value in said.items() if name != "weight" and _is_number(name, value)]
+        self._names = [(name, f"{self.stage}/{name}") for name in numbers]
+        self._size = len(said) if all(value is not None for value in said.values()) else -1
 
 
 class Watched:
@@ -299,6 +326,12 @@ class _Known(float):
     """A number given as it is; an object of its own, so that two equal values can be told apart in time."""
 
     __slots__ = ()
+
+
+def _is_number(name: str, value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 or (name == "loss" and value.numel() == 1)
+    return isinstance(value, Real) or hasattr(value, "compute")
 
 
 def _number(value: Any) -> Any:

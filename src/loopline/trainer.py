@@ -6,10 +6,8 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from . import loop
@@ -21,7 +19,7 @@ from .core.progress import Progress
 from .core.run import Run, Stage
 from .core.when import Every, Watch, When
 from .data import Placed
-from .metrics import Metrics
+from .metrics import Intake, Metrics
 from .randomness import seed_everything
 from .sinks import Sink, Sinks
 from .strategies import Parts, Precision, Strategy, precision_of, strategy_of
@@ -109,14 +107,24 @@ class Trainer:
         if validation is not None:
             self._set_up_evaluation(run, self._placed(validation), due)
         _check_watched(run)
-        train_batch = self._train_batch()
+        train_step, manual, clip_norm = self._forward(self.task.train_step), self.task.manual, self.clip_norm
         with loop.fit(run):
+            log = Intake(run, "train")
             if validation is not None and self.sanity and run.progress == Progress() and not run.ending:
                 run.limits.batches.setdefault("sanity", self.sanity)
                 self._evaluate(run, run.loaders["val"], "sanity")
             for _ in loop.epochs(run, epochs, steps=steps):
                 for batch in loop.batches(run, train):
-                    train_batch(batch, run)
+                    said = train_step(batch, run)
+                    if type(said) is not dict or (not manual and "loss" not in said):
+                        said = _mapping(said, run)
+                    run._batch.output = said  # type: ignore[union-attr]  # run.batch, without a call
+                    weight = said.get("weight")
+                    if not manual:
+                        loop.backward(run, said["loss"], weight=weight)
+                    log.take(said, weight)
+                    if not manual:
+                        loop.optimizer_step(run, clip_norm=clip_norm)
                 if run.evaluator is not None and (self._was_cut_short(run) or _agreed(run, due)):
                     run.evaluator(run)
         return run
@@ -175,37 +183,9 @@ class Trainer:
         cut = run.ending and run.status == "running"
         return cut and bool(self.evaluate.units) and not self.evaluate.watch()("steps", run.progress.steps)
 
-    def _train_batch(self) -> Callable[[Any, Run], None]:
-        """What one training batch asks for, with whatever can be decided beforehand decided."""
-        forward = self._forward(self.task.train_step)
-        backward, optimizer_step, clip_norm = loop.backward, loop.optimizer_step, self.clip_norm
-        log = _Log("train")
-
-        def train_batch(batch: Any, run: Run) -> None:
-            said = forward(batch, run)
-            in_hand = run.batch
-            in_hand.output = said
-            if type(said) is dict or isinstance(said, Mapping):
-                loss, weight = said.get("loss"), said.get("weight")
-            else:
-                loss, weight, said = said, None, {"loss": said}
-            if loss is None:
-                raise BadStep(_no_loss(run))
-            backward(run, loss, weight=weight)
-            log(run, said, in_hand.size if weight is None else weight)
-            optimizer_step(run, clip_norm=clip_norm)
-
-        def manual_batch(batch: Any, run: Run) -> None:
-            said = run.batch.output = forward(batch, run)
-            if said is not None:
-                said = said if isinstance(said, Mapping) else {"loss": said}
-                log(run, said, said.get("weight", run.batch.size))
-
-        return manual_batch if self.task.manual else train_batch
-
     def _evaluate(self, run: Run, loader: Iterable[Any], stage: Stage) -> None:
         step = self._forward(self.task.eval_step)
-        log = _Log(stage)
+        log = Intake(run, stage)
         for batch in loop.evaluate(run, loader, stage=stage):
             said = step(batch, run)
             if not isinstance(said, Mapping):
@@ -214,7 +194,7 @@ class Trainer:
                     "of names to values, such as {'loss': loss}."
                 )
             run.batch.output = said
-            log(run, said, said.get("weight", run.batch.size))
+            log.take(said, said.get("weight"))
 
     def _evaluate_alone(self, loader: Iterable[Any], stage: Stage) -> dict[str, float]:
         run = self._new_run(training=False)
@@ -259,40 +239,19 @@ class _AskForEvaluation:
             run.evaluate()
 
 
-class _Log:
-    """Logs what is one number of what a step returned; what is more is for callbacks to read."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.found: dict[str, str] = {}
-        self.size = -1
-
-    def __call__(self, run: Run, said: Mapping[str, Any], weight: Any) -> None:
-        if len(said) != self.size:
-            self._look(said)
-        add = run.metrics.add  # type: ignore[attr-defined]
-        for name, full in self.found.items():
-            add(full, said[name], weight)
-
-    def _look(self, said: Mapping[str, Any]) -> None:
-        """Which are numbers is asked once, and again when there are more or fewer values, or one is missing."""
-        numbers = [name for name, value in said.items() if name != "weight" and _is_number(name, value)]
-        self.found = {name: f"{self.stage}/{name}" for name in numbers}
-        self.size = len(said) if all(value is not None for value in said.values()) else -1
-
-
-def _is_number(name: str, value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.dim() == 0 or (name == "loss" and value.numel() == 1)
-    return isinstance(value, Real) or hasattr(value, "compute")
-
-
-def _no_loss(run: Run) -> str:
-    said, step = run.batch.output, f"{type(run.task).__qualname__}.train_step"
+def _mapping(said: Any, run: Run) -> Mapping[str, Any]:
+    """What a training step returned, as a mapping; an error where the loss is missing."""
+    manual, step = run.task.manual, f"{type(run.task).__qualname__}.train_step"
+    if said is None and manual:
+        return {}
     if said is None:
-        return f"{step} returned None; return the loss, or a mapping with it, or set manual = True on the task."
-    names = ", ".join(map(repr, said)) or "nothing"
-    return f'{step} returned a mapping without "loss" (it has {names}). Return {{"loss": loss, ...}}.'
+        raise BadStep(f"{step} returned None; return the loss, or a mapping with it, or set manual = True on the task.")
+    if not isinstance(said, Mapping):
+        return {"loss": said}
+    if "loss" not in said and not manual:
+        names = ", ".join(map(repr, said)) or "nothing"
+        raise BadStep(f'{step} returned a mapping without "loss" (it has {names}). Return {{"loss": loss, ...}}.')
+    return said
 
 
 def _optimizers(task: Task) -> list[Optimizer]:

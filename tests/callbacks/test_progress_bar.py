@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 from rich.errors import LiveError
+from rich.live import Live
 
 from loopline import Every, Run, Trainer, at, loop, on
 from loopline.callbacks import ProgressBar
@@ -308,6 +309,15 @@ def test_where_another_display_is_live_there_are_plain_lines_and_one_warning(cap
         ["WARNING"],
         "completed after 2 epochs, 10 steps, N s",
     )
+
+
+def test_a_run_inside_another_live_display_of_the_same_console_goes_on(monkeypatch):
+    real = Terminal()
+    monkeypatch.setattr(sys, "stdout", real)
+    console = Console(force_terminal=True, width=100, height=30)  # writes to whatever sys.stdout is
+    with Live("outer", console=console, auto_refresh=False):
+        run = fit(console)
+    assert (run.status, sys.stdout is real, "completed after 2 epochs" in real.getvalue()) == ("completed", True, True)
 
 
 def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch):

@@ -485,8 +485,8 @@ class _Streams:
         self._handlers: list[tuple[logging.StreamHandler[Any], TextIO]] = []
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            # a stream that goes to a file must go on doing so
-            if stream is not None and not isinstance(stream, _Above) and stream.isatty():
+            # one that another display has taken is sent above already; one that goes to a file must go on doing so
+            if stream is not None and not hasattr(stream, "rich_proxied_file") and stream.isatty():
                 self._taken[name] = stream, _Above(stream, console)
                 setattr(sys, name, self._taken[name][1])
         for handler in _stream_handlers():

@@ -84,7 +84,7 @@ class Callback:
         check_policy(self.on_error, self)
         own = getattr(self, "__dict__", {})  # a function may also be set on the object
         for name in dict.fromkeys([*_as_written(type(self)), *own]):
-            method = own.get(name) or getattr(type(self), name, None)
+            method = own[name] if name in own else getattr(type(self), name, None)
             if not callable(method):
                 continue
             marks: tuple[Mark, ...] = marks_of(method)

@@ -26,7 +26,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Batch:
-    """What is in hand, from BATCH_START to BATCH_END."""
+    """What is in hand, from BATCH_START to BATCH_END. One object serves a pass: take out of it what you keep."""
 
     data: Any
     index: int
