@@ -56,7 +56,7 @@ def calls(function: Callable[..., object], *args, **kwargs) -> int:
     return count
 
 
-def calls_per_batch(function, *, make=lambda: {}) -> float:
+def calls_per_batch(function, *, make=dict) -> float:
     """Beyond what beginning and ending cost."""
     short, long = batches(100), batches(300)
     function(short, **make())  # what is done once in a process is done now

@@ -470,7 +470,9 @@ def test_a_manual_task_hears_its_backward_passes():
 
 
 @pytest.mark.parametrize(
-    "given", [{"accumulate": 2}, {"clip_norm": 1.0}, {"precision": "fp16"}, {"precision": Fp16()}], ids=lambda value: next(iter(value))
+    "given",
+    [{"accumulate": 2}, {"clip_norm": 1.0}, {"precision": "fp16"}, {"precision": Fp16()}],
+    ids=lambda value: next(iter(value)),
 )
 def test_what_a_trainer_cannot_do_for_a_manual_task_is_refused_at_once(given):
     with pytest.raises(ValueError, match="manual"):

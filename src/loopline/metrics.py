@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Intake", "Mean", "Metrics", "Watched", "missing", "numbers", "ratio"]
 
-_FOLD = 256
+_FOLD = 1024
 _PLAIN = {int, float, bool}
 
 
 class Mean:
     """A weighted mean of scalars.
 
-    Values wait in a list and are added up 256 at a time, so that a step costs an append. Reading changes nothing, and
-    may happen on another thread.
+    Values wait in a list and are added up many at a time, so that a step costs an append. Reading changes nothing, and
+    may happen on another thread; `fold` is for the thread that adds.
     """
 
     __slots__ = ("_state",)
@@ -46,7 +47,8 @@ class Mean:
 
     def fold(self) -> None:
         """Add up what waits."""
-        self._state = (*_fold(*self._state), [], [])
+        if self._state[2]:
+            self._state = (*_fold(*self._state), [], [])
 
     def sums(self) -> tuple[Any, Any]:
         """The weighted sum and the weight, as they stand."""
@@ -185,6 +187,8 @@ class Intake:
     Which values are numbers is asked once, and again when there are more or fewer of them, or one of them is None.
     """
 
+    __slots__ = ("_names", "_size", "run", "stage")
+
     def __init__(self, run: Run, stage: str) -> None:
         self.run = run
         self.stage = stage
@@ -195,17 +199,19 @@ class Intake:
         """Add each number to its mean, by the weight given, or else by the batch's size."""
         if len(said) != self._size:
             self._look(said)
-        metrics = cast(Metrics, self.run.metrics)
+        run = self.run
+        metrics: Any = run.metrics
         if weight is None:
-            weight = self.run.batch.size
+            weight = run._batch.size  # type: ignore[union-attr]  # run.batch, without a call
         for name, full in self._names:
             value, mean = said[name], metrics._means.get(full)
             if mean is None or type(value) is not Tensor or value.ndim or type(weight) is not int:
                 metrics.add(full, value, weight)
                 continue
             # as Mean.add does, without its questions: this is passed in every step
-            _, _, values, shares = mean._state
-            shares.append(weight)
+            state = mean._state
+            state[3].append(weight)
+            values = state[2]
             values.append(value.data)  # like detach(), at half its price
             if len(values) >= _FOLD:
                 mean.fold()
@@ -299,8 +305,9 @@ def _fold(total: Any, weights: Any, values: Sequence[Any], shares: Sequence[Any]
 def _stack(values: Sequence[Any], kinds: set[type], device: torch.device) -> Tensor:
     """Scalars, plain or tensors, as one wide vector on one device."""
     wide = _wide(device)
-    if kinds == {Tensor} and len({value.dtype for value in values}) == 1:
-        return torch.stack(list(values)).to(device, wide)
+    if kinds == {Tensor}:
+        with suppress(RuntimeError):  # several devices in one mean: rare, and done one by one below
+            return torch.stack(list(values)).to(device, wide)
     if kinds <= _PLAIN:
         return torch.tensor(values, dtype=wide, device=device)
     return torch.stack([torch.as_tensor(v, dtype=wide, device=device).reshape(()) for v in values])

@@ -27,7 +27,7 @@ def ended(run):
 def test_a_loss_that_does_not_improve_for_patience_evaluations_ends_the_run():
     stopping = EarlyStopping("val/loss", patience=3)
     run = scripted([0.9, 0.5, 0.412, 0.6, 0.412, 0.5, 0.1], stopping)
-    assert ended(run) == (6, "stopped", "val/loss has not improved for 3 evaluations (best 0.412 in epoch 2)")
+    assert ended(run) == (6, "stopped", "val/loss has not improved for 3 evaluations (best 0.412 in epoch 3)")
 
 
 def test_an_improvement_begins_the_count_anew():
@@ -54,7 +54,7 @@ def test_an_improvement_of_no_more_than_min_delta_does_not_count(mode, values):
 @pytest.mark.parametrize("patience", [0, 1])
 def test_patience_0_and_1_end_at_the_first_evaluation_that_does_not_improve(patience):
     run = scripted([3.0, 2.0, 2.0, 1.0], EarlyStopping("val/loss", patience=patience))
-    assert ended(run) == (3, "stopped", "val/loss has not improved for 1 evaluation (best 2 in epoch 1)")
+    assert ended(run) == (3, "stopped", "val/loss has not improved for 1 evaluation (best 2 in epoch 2)")
 
 
 def test_patience_counts_evaluations_and_not_epochs():
@@ -65,7 +65,7 @@ def test_patience_counts_evaluations_and_not_epochs():
 @pytest.mark.parametrize(("bad", "said"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
 def test_a_value_that_is_not_finite_ends_the_run_at_once(bad, said):
     run = scripted([0.5, bad, 0.4], EarlyStopping("val/loss", patience=100))
-    assert ended(run) == (2, "stopped", f"val/loss is {said} in epoch 1 (best 0.5 in epoch 0)")
+    assert ended(run) == (2, "stopped", f"val/loss is {said} in epoch 2 (best 0.5 in epoch 1)")
 
 
 def test_without_check_finite_such_a_value_only_fails_to_improve():
@@ -77,7 +77,7 @@ def test_without_check_finite_such_a_value_only_fails_to_improve():
 def test_a_first_value_that_is_not_finite_is_not_the_best():
     stopping = EarlyStopping("val/loss")
     run = scripted([math.nan, 0.5], stopping)
-    assert (run.reason, stopping.best) == ("val/loss is nan in epoch 0 (no value before it was finite)", None)
+    assert (run.reason, stopping.best) == ("val/loss is nan in epoch 1 (no value before it was finite)", None)
 
 
 def test_a_metric_that_is_computed_when_the_epoch_ends_is_seen_in_the_same_epoch():

@@ -20,7 +20,7 @@ def test_above_ends_the_run_once_the_metric_is_that_large():
     assert scripted([0.5, 0.89, 0.95, 0.99], StopAt("val/loss", above=0.9)) == (
         3,
         "stopped",
-        "val/loss is 0.95 in epoch 2; 0.9 or above was asked for",
+        "val/loss is 0.95 in epoch 3; 0.9 or above was asked for",
     )
 
 
@@ -28,7 +28,7 @@ def test_below_ends_the_run_once_the_metric_is_that_small():
     assert scripted([0.5, 0.11, 0.05, 0.01], StopAt("val/loss", below=0.1)) == (
         3,
         "stopped",
-        "val/loss is 0.05 in epoch 2; 0.1 or below was asked for",
+        "val/loss is 0.05 in epoch 3; 0.1 or below was asked for",
     )
 
 

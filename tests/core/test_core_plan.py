@@ -179,9 +179,7 @@ def test_bindings_of_other_ranks_are_known_on_every_rank():
 def test_a_wrong_word_for_ranks_is_an_error_that_lists_the_right_ones():
     with pytest.raises(BadHandler) as caught:
         Run(callbacks=[acts("One", ranks="main")])
-    assert str(caught.value) == (
-        "One.ranks is 'main'; it can be 'all', 'zero', 'local_zero' or a function of the run's comm."
-    )
+    assert str(caught.value) == ("One.ranks is 'main'; it can be 'all', 'zero', 'local_zero' or a function of a comm.")
 
 
 @pytest.mark.parametrize("order", ["first", None])

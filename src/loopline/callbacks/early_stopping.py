@@ -33,7 +33,7 @@ class EarlyStopping(Callback):
     ...         for _ in loop.evaluate(run, [epoch]):
     ...             run.log({"loss": [0.9, 0.5, 0.7, 0.6, 0.4][epoch]})
     >>> run.reason
-    'val/loss has not improved for 2 evaluations (best 0.5 in epoch 1)'
+    'val/loss has not improved for 2 evaluations (best 0.5 in epoch 2)'
     >>> stopping.best, stopping.best_epoch, stopping.wait
     (0.5, 1, 2)
     """
@@ -92,7 +92,7 @@ class EarlyStopping(Callback):
             return
         self.wait += 1
         if self.check_finite and not math.isfinite(value):
-            run.stop(f"{self.metric} is {value} in epoch {run.epoch} ({self._said_best()})")
+            run.stop(f"{self.metric} is {value} in epoch {run.epoch + 1} ({self._said_best()})")
         elif self.wait >= self.patience:
             times = "1 evaluation" if self.wait == 1 else f"{self.wait} evaluations"
             run.stop(f"{self.metric} has not improved for {times} ({self._said_best()})")
@@ -118,5 +118,7 @@ class EarlyStopping(Callback):
 
     def _said_best(self) -> str:
         return (
-            "no value before it was finite" if self.best is None else f"best {self.best:.4g} in epoch {self.best_epoch}"
+            "no value before it was finite"
+            if self.best is None or self.best_epoch is None
+            else f"best {self.best:.4g} in epoch {self.best_epoch + 1}"  # counted from 1, as a progress bar does
         )

@@ -24,7 +24,7 @@ class StopAt(Callback):
     ...         for _ in loop.evaluate(run, [epoch]):
     ...             run.log({"accuracy": [0.5, 0.8, 0.93, 0.95][epoch]})
     >>> run.reason
-    'val/accuracy is 0.93 in epoch 2; 0.9 or above was asked for'
+    'val/accuracy is 0.93 in epoch 3; 0.9 or above was asked for'
     """
 
     def __init__(self, metric: str, *, above: float | None = None, below: float | None = None) -> None:
@@ -59,9 +59,9 @@ class StopAt(Callback):
         if value is None:
             return
         if self.above is not None and value >= self.above:
-            run.stop(f"{self.metric} is {value:.4g} in epoch {run.epoch}; {self.above:g} or above was asked for")
+            run.stop(f"{self.metric} is {value:.4g} in epoch {run.epoch + 1}; {self.above:g} or above was asked for")
         if self.below is not None and value <= self.below:
-            run.stop(f"{self.metric} is {value:.4g} in epoch {run.epoch}; {self.below:g} or below was asked for")
+            run.stop(f"{self.metric} is {value:.4g} in epoch {run.epoch + 1}; {self.below:g} or below was asked for")
 
     def on_train_end(self, run: Run) -> None:
         """Say so if there was never anything to compare."""

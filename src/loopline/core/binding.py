@@ -64,7 +64,7 @@ class Binding:
         check_policy(self.on_error, self.owner)
         if not callable(self.ranks) and self.ranks not in ("all", "zero", "local_zero"):
             raise BadHandler(
-                f"{said}.ranks is {self.ranks!r}; it can be 'all', 'zero', 'local_zero' or a function of the run's comm."
+                f"{said}.ranks is {self.ranks!r}; it can be 'all', 'zero', 'local_zero' or a function of a comm."
             )
         for name in ("order", "then"):
             if not isinstance(number := getattr(self, name), int | float):

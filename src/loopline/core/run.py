@@ -110,12 +110,16 @@ class Run:
     def emit(self, event: Event, /, **payload: object) -> None:
         """Call everybody who listens for `event`, in the plan's order."""
         plan = self._plan
-        for handler in plan[event]:
-            try:
-                handler(self, **payload) if payload else handler(self)
-            except Exception as error:
-                error.add_note(self._blame(plan, event, handler))
-                raise
+        try:
+            if payload:
+                for handler in plan[event]:
+                    handler(self, **payload)
+            else:
+                for handler in plan[event]:
+                    handler(self)
+        except Exception as error:
+            error.add_note(self._blame(plan, event, handler))
+            raise
 
     def heard(self, event: Event) -> bool:
         """Whether anybody listens for `event`; ask before preparing something costly."""

@@ -4,12 +4,62 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["Lines", "file_path", "kept", "replacing"]
+from ..core.run import Run
+from ..core.when import When
+from .base import Sink
+
+__all__ = ["FileSink", "Lines", "kept", "replacing"]
+
+
+class FileSink(Sink):
+    """What sinks that write one file have in common: the file is begun anew, gone on with, and closed."""
+
+    def __init__(self, path: str | os.PathLike[str], when: When) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise ValueError(
+                f"{type(self).__qualname__}({str(path)!r}): that is a folder; give the path of a file in it."
+            )
+        self.when = when
+        self._lines: Lines | None = None
+        self._records = 0
+        self._records_then: int | None = None
+        self._append = False
+
+    def open(self, run: Run) -> None:
+        """Begin the file, or go on with what `resume_from` left of it."""
+        append, self._append = self._append, False
+        self._lines = Lines(self.path, append=append)
+        self._records_then = None
+        if not append:
+            self._records = 0
+
+    def flush(self) -> None:
+        """Have the system put the file on the disk."""
+        if self._lines is not None:
+            self._lines.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()
+        self._lines = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many records the file holds."""
+        return {"records": self._records}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """How many records the file held then."""
+        self._records_then = state["records"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({str(self.path)!r})"
 
 
 class Lines:
@@ -64,11 +114,3 @@ def kept(index: int, step: int, upto: int | None, *, records: int | None) -> boo
     if upto is None or step < upto:
         return True
     return step == upto and (records is None or index < records)
-
-
-def file_path(given: str | os.PathLike[str], sink: object) -> Path:
-    """The path of a file, which a folder is not."""
-    path = Path(given)
-    if path.is_dir():
-        raise ValueError(f"{type(sink).__qualname__}({str(path)!r}): that is a folder; give the path of a file in it.")
-    return path

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..core.when import Every, When
-from ._files import Lines, file_path, kept, replacing
-from .base import AXES, Record, Sink
+from ._files import FileSink, Lines, kept, replacing
+from .base import AXES, Record
 
 if TYPE_CHECKING:
     from ..core.run import Run
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CsvSink"]
 
 
-class CsvSink(Sink):
+class CsvSink(FileSink):
     """One row for each record: the axes, then the metrics in the order in which they first came.
 
     A metric that was not there before makes a new column, for which the file is written anew; who reads meanwhile sees
@@ -29,13 +29,8 @@ class CsvSink(Sink):
     """
 
     def __init__(self, path: str | os.PathLike[str], when: When = Every(steps=50)) -> None:
-        self.path = file_path(path, self)
-        self.when = when
-        self._lines: Lines | None = None
+        super().__init__(path, when)
         self._columns: dict[str, None] = {}  # a set that keeps its order
-        self._records = 0
-        self._records_then: int | None = None
-        self._append = False
 
     def resume_from(self, step: int | None) -> None:
         """Cut the file back to the records up to a step."""
@@ -60,11 +55,9 @@ class CsvSink(Sink):
 
     def open(self, run: Run) -> None:
         """Begin the file, or go on with what `resume_from` left of it."""
-        append, self._append = self._append, False
-        self._lines = Lines(self.path, append=append)
-        self._records_then = None
-        if not append:
-            self._columns, self._records = {}, 0
+        if not self._append:
+            self._columns = {}
+        super().open(run)
 
     def write(self, record: Record) -> None:
         """Add one row to the file."""
@@ -74,28 +67,6 @@ class CsvSink(Sink):
         assert self._lines is not None
         self._lines.add(_row(flat.get(name, "") for name in self._columns))
         self._records += 1
-
-    def flush(self) -> None:
-        """Have the system put the file on the disk."""
-        if self._lines is not None:
-            self._lines.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._lines is not None:
-            self._lines.close()
-        self._lines = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """How many records the file holds."""
-        return {"records": self._records}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """How many records the file held then."""
-        self._records_then = state["records"]
-
-    def __repr__(self) -> str:
-        return f"CsvSink({str(self.path)!r})"
 
     def _grow(self, names: Iterable[str]) -> None:
         _, rows = self._table()

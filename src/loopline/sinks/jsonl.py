@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.when import Every, When
-from ._files import Lines, file_path, kept, replacing
-from .base import Record, Sink
+from ._files import FileSink, kept, replacing
+from .base import Record
 
 if TYPE_CHECKING:
-    from ..core.run import Run
+    pass
 
 __all__ = ["JsonlSink"]
 
 
-class JsonlSink(Sink):
+class JsonlSink(FileSink):
     """One line of JSON for each record, readable as soon as it is written.
 
     A number that is not finite is written as the text "NaN", "Infinity" or "-Infinity": JSON has no such numbers, and
@@ -29,12 +28,7 @@ class JsonlSink(Sink):
     """
 
     def __init__(self, path: str | os.PathLike[str], when: When = Every(steps=50)) -> None:
-        self.path = file_path(path, self)
-        self.when = when
-        self._lines: Lines | None = None
-        self._records = 0
-        self._records_then: int | None = None
-        self._append = False
+        super().__init__(path, when)
 
     def resume_from(self, step: int | None) -> None:
         """Cut the file back to the records up to a step."""
@@ -49,42 +43,12 @@ class JsonlSink(Sink):
                     new.write(line)
                     self._records += 1
 
-    def open(self, run: Run) -> None:
-        """Begin the file, or go on with what `resume_from` left of it."""
-        append, self._append = self._append, False
-        self._lines = Lines(self.path, append=append)
-        self._records_then = None
-        if not append:
-            self._records = 0
-
     def write(self, record: Record) -> None:
         """Add one line to the file."""
         assert self._lines is not None
         flat = {name: _strict(value) for name, value in record.flat().items()}
         self._lines.add(json.dumps(flat, allow_nan=False) + "\n")
         self._records += 1
-
-    def flush(self) -> None:
-        """Have the system put the file on the disk."""
-        if self._lines is not None:
-            self._lines.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._lines is not None:
-            self._lines.close()
-        self._lines = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """How many records the file holds."""
-        return {"records": self._records}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """How many records the file held then."""
-        self._records_then = state["records"]
-
-    def __repr__(self) -> str:
-        return f"JsonlSink({str(self.path)!r})"
 
 
 def _strict(value: Any) -> Any:

@@ -149,6 +149,7 @@ class Sinks:
         entries = {name: metrics.entry(name) for name in names}
         for name, entry in entries.items():
             if hasattr(entry, "sums"):
+                entry.fold()  # on the training thread, so that the next reading begins here
                 wanted[name, "total"], wanted[name, "weight"] = entry.sums()
             elif run.comm.world_size == 1 or not hasattr(entry, "compute"):
                 wanted[name, "value"] = entry
