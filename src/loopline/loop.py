@@ -356,7 +356,7 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
     May be called inside a handler: batch, stage, modes and random streams are given back as they were, so that
     looking at a model never changes how it trains.
     """
-    if run.status == "stopped" and run._training and not run._told:
+    if run.status == "stopped" and not run._told:
         return  # a run that was stopped inside an epoch leaves it unfinished
     with ExitStack() as back:
         back.enter_context(untouched())

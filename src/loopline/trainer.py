@@ -11,7 +11,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from . import loop
-from .callbacks.progress_bar import ProgressBar
 from .core.binding import Binding, recognised
 from .core.errors import BadStep, MissingMetric
 from .core.event import STEP_END
@@ -210,6 +209,8 @@ class Trainer:
         return loader if device.type == "cpu" else Placed(loader, device)
 
     def _bar(self) -> list[object]:
+        from .callbacks import ProgressBar  # callbacks are read when they are used
+
         wanted = self.progress and not any(isinstance(given, ProgressBar) for given in self.callbacks)
         return [ProgressBar()] if wanted else []
 

@@ -1,19 +1,46 @@
-"""Callbacks that come with loopline, one file each."""
+"""The callbacks that come with loopline, one file each; a file is read when its callback is first asked for."""
 
-from .callback_costs import CallbackCosts
-from .clip import ClipNorm, ClipValue
-from .early_stopping import EarlyStopping
-from .gradient_stats import GradientStats
-from .lambda_ import Lambda
-from .lr_monitor import LRMonitor
-from .model_summary import ModelSummary, summarize
-from .nan_guard import NaNGuard
-from .print_metrics import PrintMetrics
-from .progress_bar import ProgressBar
-from .save_best import SaveBest
-from .stop_at import StopAt
-from .subset import Subset
-from .time_limit import TimeLimit
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .callback_costs import CallbackCosts as CallbackCosts
+    from .clip import ClipNorm as ClipNorm
+    from .clip import ClipValue as ClipValue
+    from .early_stopping import EarlyStopping as EarlyStopping
+    from .gradient_stats import GradientStats as GradientStats
+    from .lambda_ import Lambda as Lambda
+    from .lr_monitor import LRMonitor as LRMonitor
+    from .model_summary import ModelSummary as ModelSummary
+    from .model_summary import summarize as summarize
+    from .nan_guard import NaNGuard as NaNGuard
+    from .print_metrics import PrintMetrics as PrintMetrics
+    from .progress_bar import ProgressBar as ProgressBar
+    from .save_best import SaveBest as SaveBest
+    from .stop_at import StopAt as StopAt
+    from .subset import Subset as Subset
+    from .time_limit import TimeLimit as TimeLimit
+
+_ROOMS = {
+    "CallbackCosts": "callback_costs",
+    "ClipNorm": "clip",
+    "ClipValue": "clip",
+    "EarlyStopping": "early_stopping",
+    "GradientStats": "gradient_stats",
+    "LRMonitor": "lr_monitor",
+    "Lambda": "lambda_",
+    "ModelSummary": "model_summary",
+    "NaNGuard": "nan_guard",
+    "PrintMetrics": "print_metrics",
+    "ProgressBar": "progress_bar",
+    "SaveBest": "save_best",
+    "StopAt": "stop_at",
+    "Subset": "subset",
+    "TimeLimit": "time_limit",
+    "summarize": "model_summary",
+}
 
 __all__ = [
     "CallbackCosts",
@@ -33,3 +60,14 @@ __all__ = [
     "TimeLimit",
     "summarize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"loopline.callbacks has no {name!r}; it has {', '.join(__all__)}.")
+    found = globals()[name] = getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
