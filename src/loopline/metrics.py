@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -148,6 +149,26 @@ class Metrics(MutableMapping[str, Any]):
     def read(self, names: Any) -> dict[str, float]:
         """Several metrics as numbers, with one wait for the device where there are several tensors."""
         return numbers({name: self._entries[name] for name in names})
+
+    def value(self, name: str) -> Any:
+        """The latest value as a number or a tensor of one, not read yet; an object that computes is asked."""
+        entry = self._entries[name]
+        return _named(name, entry.compute() if hasattr(entry, "compute") else entry)
+
+    def settle(self, names: Iterable[str], others: Mapping[str, Any]) -> dict[str, float]:
+        """Read what waits in some means, and some other numbers, at once; give the latter.
+
+        From then on the means are plain sums. For the thread that adds, where it may wait for the device.
+        """
+        means = [self._entries[name] for name in names]
+        states = [mean._state for mean in means]
+        flat = [value for total, weights, values, shares in states for value in (total, weights, *values, *shares)]
+        read = iter(_plain([*flat, *others.values()]))
+        for mean, (_, _, values, _) in zip(means, states, strict=True):
+            total, weights = next(read), next(read)
+            plain, shares = list(islice(read, len(values))), list(islice(read, len(values)))
+            mean._state = (total + sum(map(operator.mul, plain, shares)), weights + sum(shares), [], [])
+        return dict(zip(others, map(float, read), strict=True))
 
     def __getitem__(self, name: str) -> float:
         if name not in self._entries:
@@ -311,6 +332,17 @@ def _stack(values: Sequence[Any], kinds: set[type], device: torch.device) -> Ten
     if kinds <= _PLAIN:
         return torch.tensor(values, dtype=wide, device=device)
     return torch.stack([torch.as_tensor(v, dtype=wide, device=device).reshape(()) for v in values])
+
+
+def _plain(mixed: list[Any]) -> list[Any]:
+    """Numbers for tensors and numbers alike, with one read for each device."""
+    plain = list(mixed)
+    places = [i for i, value in enumerate(mixed) if isinstance(value, Tensor)]
+    for device in {mixed[i].device for i in places}:
+        here = [i for i in places if mixed[i].device == device]
+        for i, number in zip(here, torch.stack([mixed[i] for i in here]).tolist(), strict=True):
+            plain[i] = number
+    return plain
 
 
 def _wide(device: torch.device) -> torch.dtype:

@@ -72,14 +72,13 @@ class Lines:
 
     def add(self, line: str) -> None:
         data = line.encode()
-        size = os.fstat(self._file).st_size
         written = 0
         try:
             while written < len(data):
                 written += os.write(self._file, data[written:])
         except OSError:
             if written:
-                os.ftruncate(self._file, size)  # a full disk leaves half a line
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)  # a full disk leaves half a line
             raise
 
     def sync(self) -> None:

@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,30 +143,23 @@ class Sinks:
         self._writer.put(record, sinks)
 
     def _read(self, run: Run, names: Sequence[str]) -> list[_Reading]:
+        """Metrics as numbers, with one wait for the device; what cannot be read is left out."""
         metrics: Any = run.metrics
-        wanted: dict[Any, Any] = {}
         entries = {name: metrics.entry(name) for name in names}
+        means = [name for name, entry in entries.items() if hasattr(entry, "sums")]
+        others: dict[str, Any] = {}
+        for name in entries.keys() - set(means):
+            if run.comm.world_size == 1 or not hasattr(entries[name], "compute"):
+                try:
+                    others[name] = metrics.value(name)
+                except Exception as error:  # noqa: BLE001 - a metric that fails must not end the run
+                    self._tell_once(name, error)
+        values = metrics.settle(means, others)
+        readings: list[_Reading] = []
         for name, entry in entries.items():
-            if hasattr(entry, "sums"):
-                entry.fold()  # on the training thread, so that the next reading begins here
-                wanted[name, "total"], wanted[name, "weight"] = entry.sums()
-            elif run.comm.world_size == 1 or not hasattr(entry, "compute"):
-                wanted[name, "value"] = entry
-        numbers = self._numbers(metrics, wanted)
-        return [_Reading(name, entry, numbers) for name, entry in entries.items()]
-
-    def _numbers(self, metrics: Any, wanted: dict[Any, Any]) -> dict[Any, float]:
-        """As numbers, with one wait for the device; where one cannot be read, all the others."""
-        read = type(metrics)(wanted).read  # a mapping of the same kind reads several things together
-        with suppress(Exception):  # what went wrong is seen below
-            return dict(read(wanted))
-        numbers: dict[Any, float] = {}
-        for key in wanted:
-            try:
-                numbers.update(read([key]))
-            except Exception as error:  # noqa: BLE001 - a metric that fails must not end the run
-                self._tell_once(key[0], error)
-        return numbers
+            total, weight = entry.sums() if name in means else (None, None)
+            readings.append(_Reading(name, entry, total, weight, values.get(name)))
+        return readings
 
     def _tell_once(self, name: str, error: Exception) -> None:
         if name not in self._unreadable:
@@ -189,17 +181,15 @@ class Sinks:
             writer.close(self.deadline_s)
 
 
+@dataclass(slots=True)
 class _Reading:
     """One metric as numbers: a sum and its weight, or a value."""
 
-    __slots__ = ("entry", "name", "total", "value", "weight")
-
-    def __init__(self, name: str, entry: Any, numbers: Mapping[Any, float]) -> None:
-        self.name = name
-        self.entry = entry
-        self.total = numbers.get((name, "total"))
-        self.weight = numbers.get((name, "weight"))
-        self.value = numbers.get((name, "value"))
+    name: str
+    entry: Any
+    total: float | None
+    weight: float | None
+    value: float | None
 
 
 @dataclass(slots=True)
