@@ -185,7 +185,8 @@ def batches(
     iterator = islice(loader, index, run.limits.batches.get("train"))
     run._in_pass = True
     data: Any
-    ahead: Any = _NOTHING
+    end, nothing, sequences, tensor = _END, _NOTHING, _SEQUENCES, Tensor  # names of the module cost more in here
+    ahead: Any = nothing
     place = 0  # in the window, counted from 1
     more = not _out_of_steps(run)
     plan: Plan | None = None
@@ -195,15 +196,15 @@ def batches(
         if run._plan is not plan:
             plan = run._plan
             at_fetch, at_fetched, at_step, at_batch, at_zero, at_batch_end, at_step_end = plan.of_pass
-        if ahead is _NOTHING:
+        if ahead is nothing:
             if at_fetch:
                 emit(FETCH_START)
-            data = next(iterator, _END)
+            data = next(iterator, end)
             if at_fetched:
                 emit(FETCH_END)
         else:
-            data, ahead = ahead, _NOTHING
-        if data is _END:
+            data, ahead = ahead, nothing
+        if data is end:
             break
         place += 1
         last = place >= run.accumulate
@@ -212,11 +213,11 @@ def batches(
                 last = index + 1 == length
             else:  # only here must the next batch be seen before this one is used
                 ahead = _look_ahead(run, iterator)
-                last = ahead is _END
+                last = ahead is end
                 if last:
-                    ahead = _NOTHING  # its end is asked for again, as it is after a resume
-        first = data[0] if type(data) in _SEQUENCES and data else data  # the inputs, as a rule
-        shape = first.shape if type(first) is Tensor else None
+                    ahead = nothing  # its end is asked for again, as it is after a resume
+        first = data[0] if type(data) in sequences and data else data  # the inputs, as a rule
+        shape = first.shape if type(first) is tensor else None
         batch.data, batch.index, batch.size = data, index, shape[0] if shape else size_of(data)
         batch.first_of_window, batch.last_of_window = place == 1, last
         run._batch = batch
