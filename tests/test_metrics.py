@@ -459,3 +459,11 @@ def test_a_metric_that_never_came_is_an_error_at_the_end():
 
 def test_nothing_had_to_come_where_no_epoch_was_done():
     assert Watched("val/loss").must_have_come(open_run()) is None
+
+
+def test_whole_numbers_read_beside_fractions_are_not_rounded():
+    metrics = Metrics()
+    metrics.add("train/tokens", torch.tensor(2**24 + 1))
+    metrics.add("train/loss", torch.tensor(0.5))
+    metrics.settle(["train/tokens", "train/loss"], {})
+    assert dict(metrics) == {"train/tokens": 2.0**24 + 1, "train/loss": 0.5}

@@ -61,6 +61,7 @@ __all__ = [
     "fit",
     "opened",
     "optimizer_step",
+    "parameters",
     "safe_point",
 ]
 
@@ -267,7 +268,7 @@ def batches(
         run.ending = True
         return
     if index == 0:
-        raise BadLoader(_nothing(run, "training"))
+        raise BadLoader(_nothing(run, "train"))
     if place and unfinished == "step":
         raise BadLoader(
             f"The training loader's length is {length}, but it gave {index} batches in epoch {run.epoch}, so the last "
@@ -347,7 +348,7 @@ def clip_gradients(run: Run, max_norm: float) -> Tensor:
     if run.strategy is not None:
         norm: Tensor = run.strategy.clip(run.parts, max_norm)
         return norm
-    unclipped: Tensor = clip_grad_norm_(_parameters(run), max_norm)
+    unclipped: Tensor = clip_grad_norm_(parameters(run), max_norm)
     return unclipped
 
 
@@ -506,7 +507,7 @@ def _scaled_step(run: Run, scaler: Any) -> None:
     moving = [o for o in run.optimizers if any(p.grad is not None for g in o.param_groups for p in g["params"])]
     if not moving:
         return
-    if len(moving) > 1 and not _all_finite(_parameters(run)):
+    if len(moving) > 1 and not _all_finite(parameters(run)):
         run.skipped = run.skipped or "half-precision gradients overflowed"  # else some would step, and some not
     if run.skipped is None:
         for optimizer in moving:
@@ -553,7 +554,7 @@ def _length(run: Run, loader: Iterable[Any], stage: Stage) -> int | None:
 
 def _divide_gradients(run: Run) -> None:
     """From the sum over a window to its weighted mean."""
-    gradients = [parameter.grad for parameter in _parameters(run) if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters(run) if parameter.grad is not None]
     if isinstance(run._weight, Tensor):
         torch._foreach_div_(gradients, run._weight.detach().clamp(min=torch.finfo(torch.float32).tiny))
     elif run._weight is None:
@@ -567,7 +568,8 @@ def _divide_gradients(run: Run) -> None:
         torch._foreach_div_(gradients, float(run._weight))
 
 
-def _parameters(run: Run) -> list[Tensor]:
+def parameters(run: Run) -> list[Tensor]:
+    """Everything that the optimizers hold, in their order."""
     return [p for optimizer in run.optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -618,8 +620,9 @@ def _wrong_with(loss: object) -> str | None:
     return None
 
 
-def _nothing(run: Run, what: str) -> str:
-    if (what if what != "training" else "train") not in run._gave:
+def _nothing(run: Run, stage: Stage) -> str:
+    what = "training" if stage == "train" else stage
+    if stage not in run._gave:
         return f"The {what} loader gave no batch. Is the dataset empty, or smaller than a batch with drop_last=True?"
     return (
         f"The {what} loader gave no batch in epoch {run.epoch}. If it is a generator or an iterator, it can be read "

@@ -122,7 +122,7 @@ class Metrics(MutableMapping[str, Any]):
         for name in self._of(prefix):
             entry = self._entries[name]
             if type(entry) is not Mean and hasattr(entry, "compute"):
-                value = _named(name, entry.compute())
+                value = self.value(name)
                 self._entries[name] = value if isinstance(value, Tensor) else _Known(value)
 
     def gone_on(self) -> Metrics:
@@ -283,14 +283,8 @@ class Watched:
 
 def numbers(entries: dict[str, Any]) -> dict[str, float]:
     """Numbers for what stands behind names. Tensors of one device are read together."""
-    values = {name: value.compute() if hasattr(value, "compute") else value for name, value in entries.items()}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    read: dict[str, float] = {}
-    for device in {tensor.device for tensor in tensors.values()}:
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
-        together = torch.stack([tensor.detach().reshape(()).to(_wide(device)) for tensor in here.values()])
-        read.update(zip(here, together.tolist(), strict=True))
-    return {name: read[name] if name in read else float(value) for name, value in values.items()}
+    values = [value.compute() if hasattr(value, "compute") else value for value in entries.values()]
+    return dict(zip(entries, map(float, _plain(values)), strict=True))
 
 
 def missing(name: str, known: Any) -> str:
@@ -334,13 +328,16 @@ def _stack(values: Sequence[Any], kinds: set[type], device: torch.device) -> Ten
     return torch.stack([torch.as_tensor(v, dtype=wide, device=device).reshape(()) for v in values])
 
 
-def _plain(mixed: list[Any]) -> list[Any]:
+def _plain(mixed: Sequence[Any]) -> list[Any]:
     """Numbers for tensors and numbers alike, with one read for each device."""
     plain = list(mixed)
     places = [i for i, value in enumerate(mixed) if isinstance(value, Tensor)]
     for device in {mixed[i].device for i in places}:
         here = [i for i in places if mixed[i].device == device]
-        for i, number in zip(here, torch.stack([mixed[i] for i in here]).tolist(), strict=True):
+        tensors = [mixed[i].detach().reshape(()) if mixed[i].ndim else mixed[i].detach() for i in here]
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            tensors = [tensor.to(_wide(device)) for tensor in tensors]  # else whole numbers would be rounded
+        for i, number in zip(here, torch.stack(tensors).tolist(), strict=True):
             plain[i] = number
     return plain
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.run import Run
+from ..loop import parameters
 
-__all__ = ["names", "norms", "parameters", "with_gradients"]
+__all__ = ["names", "norms", "with_gradients"]
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -31,11 +32,6 @@ def with_gradients(run: Run) -> tuple[list[Tensor], list[Tensor]]:
             changing.append(parameter)
             gradients.append(gradient)
     return changing, gradients
-
-
-def parameters(run: Run) -> list[Tensor]:
-    """Everything that the optimizers hold, in their order."""
-    return [p for optimizer in run.optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def norms(gradients: Sequence[Tensor], order: float) -> Tensor:

@@ -9,7 +9,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from .. import loop
 from ..core.callback import Callback
 from ..core.run import Run
-from ._gradients import parameters
 
 __all__ = ["ClipNorm", "ClipValue"]
 
@@ -53,7 +52,7 @@ class ClipNorm(Callback):
         if self.norm_type == 2:
             norm = loop.clip_gradients(run, self.max_norm)
         else:
-            norm = clip_grad_norm_(parameters(run), self.max_norm, self.norm_type)
+            norm = clip_grad_norm_(loop.parameters(run), self.max_norm, self.norm_type)
         if self.log:
             run.metrics["train/grad_norm"] = norm
 
@@ -87,4 +86,4 @@ class ClipValue(Callback):
 
     def on_before_optimizer_step(self, run: Run) -> None:
         """Clip what the whole window has added up."""
-        clip_grad_value_(parameters(run), self.value)
+        clip_grad_value_(loop.parameters(run), self.value)

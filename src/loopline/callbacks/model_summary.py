@@ -36,11 +36,11 @@ class ModelSummary(Callback):
     def __init__(self, depth: int = 2, *, example: Any = None, write: Callable[[str], object] | None = None) -> None:
         _check_depth(depth)
         self.depth = depth
-        self._example = (example,)  # a callback's attributes are tested for truth, which a tensor may not have
+        self._example = example
         self.write = write
 
     def on_fit_start(self, run: Run) -> None:
-        summary = summarize(run.model, self.depth, example=self._example[0])
+        summary = summarize(run.model, self.depth, example=self._example)
         (self.write or say)(f"{summary}\n")
 
 
