@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from .core import event as at
 from .core.binding import name_of
@@ -186,7 +187,8 @@ def batches(
     iterator = islice(loader, index, run.limits.batches.get("train"))
     run._in_pass = True
     data: Any
-    end, nothing, sequences, tensor = _END, _NOTHING, _SEQUENCES, Tensor  # names of the module cost more in here
+    # names of the module cost more in here
+    end, nothing, sequences, tensor, plain_clearing = _END, _NOTHING, _SEQUENCES, Tensor, Optimizer.zero_grad
     ahead: Any = nothing
     place = 0  # in the window, counted from 1
     more = not _out_of_steps(run)
@@ -240,7 +242,12 @@ def batches(
                 if at_zero or run._plan is not plan:
                     emit(BEFORE_ZERO_GRAD)
                 for optimizer in run.optimizers:
-                    optimizer.zero_grad()
+                    if getattr(optimizer.zero_grad, "__func__", None) is not plain_clearing:
+                        optimizer.zero_grad()
+                        continue
+                    for group in optimizer.param_groups:
+                        for parameter in group["params"]:
+                            parameter.grad = None  # what zero_grad does, without the profiler's record around it
             yield batch.data
             if last and run._schedule and run.skipped is None:
                 _step_schedulers(run, "steps", run.step + 1, watching=False)

@@ -118,12 +118,13 @@ class Trainer:
                     if type(said) is not dict or (not manual and "loss" not in said):
                         said = _mapping(said, run)
                     run._batch.output = said  # type: ignore[union-attr]  # run.batch, without a call
-                    weight = said.get("weight")
+                    loss, weight = said.get("loss"), said.get("weight")
                     if not manual:
-                        loop.backward(run, said["loss"], weight=weight)
+                        loop.backward(run, loss, weight=weight)
                     log.take(said, weight)
                     if not manual:
                         loop.optimizer_step(run, clip_norm=clip_norm)
+                    del batch, said  # all but the loss is freed before the next batch is fetched
                 if run.evaluator is not None and (self._was_cut_short(run) or _agreed(run, due)):
                     run.evaluator(run)
         return run
