@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from .core import event as at
 from .core.binding import name_of
-from .core.errors import BadLoader, BadStep, LooplineError, RankMismatch, StopRun
+from .core.errors import BadLoader, BadStep, Exit, LooplineError, RankMismatch, StopRun
 from .core.event import (
     AFTER_BACKWARD,
     AFTER_OPTIMIZER_STEP,
@@ -50,7 +50,7 @@ from .core.run import Run, Stage
 from .core.when import Unit
 from .data import size_of, trusted_length
 from .metrics import Metrics, Watched
-from .randomness import untouched
+from .randomness import put_back, untouched
 
 __all__ = [
     "backward",
@@ -117,6 +117,8 @@ def opened(run: Run) -> Iterator[Run]:
         run.status = "failed" if isinstance(error, Exception) else "interrupted"
         run.reason = f"{type(error).__name__}: {error}".rstrip(": ")
         _each_alone(run, at.EXCEPTION, failure)
+        if isinstance(error, Exit):
+            logger.error("%s", error, exc_info=error)  # Python is silent about an error that ends the process
         raise
     finally:
         _completed(run)
@@ -135,7 +137,7 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
     """
     check_limits(epochs, steps)
     run.limits.epochs, run.limits.steps = epochs, steps
-    if run.status == "stopped":
+    if run.ending:
         return
     run.stage = "train"
     run._training = True
@@ -146,6 +148,7 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
             run.model.train()
         if run.progress.batches_in_epoch == 0:
             run.step = run.progress.steps
+            _put_back_streams(run)
             if isinstance(run.metrics, Metrics):
                 run.metrics.begin()
             run.emit(at.EPOCH_START)
@@ -184,7 +187,7 @@ def batches(
     progress, emit = run.progress, run.emit
     index = progress.batches_in_epoch
     length = _length(run, loader, "train")
-    iterator = islice(loader, index, run.limits.batches.get("train"))
+    iterator = _from(run, loader, index)
     run._in_pass = True
     data: Any
     # names of the module cost more in here
@@ -365,7 +368,7 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
     May be called inside a handler: batch, stage, modes and random streams are given back as they were, so that
     looking at a model never changes how it trains.
     """
-    if run.status == "stopped" and not run._told:
+    if _is_stopped(run) and not run._told:
         return  # a run that was stopped inside an epoch leaves it unfinished
     with ExitStack() as back:
         back.enter_context(untouched())
@@ -407,6 +410,7 @@ def safe_point(run: Run) -> None:
         stop_too, save_too, _ = _agree(run)  # what the evaluation's handlers ask for is answered here as well
         stop, save = stop or stop_too, save or save_too
     _step_schedulers(run, "steps", run.progress.steps, watching=True)
+    save = save or stop  # a run that stops is saved first
     if save is not None and run.saver is not None:
         run.saver(run, save)
     if stop is not None:
@@ -478,7 +482,7 @@ def _each_alone(run: Run, event: Event, failure: BaseException | None) -> list[B
 
 def _train_end(run: Run) -> None:
     """STOPPED if that is so, and TRAIN_END if there was a TRAIN_START; each once."""
-    if run.status == "stopped" and not run._told:
+    if _is_stopped(run) and not run._told:
         run._told = True
         run.emit(at.STOPPED)
     if run._training:
@@ -492,7 +496,32 @@ def _completed(run: Run) -> None:
 
 
 def _stop(run: Run, reason: str) -> None:
-    run.status, run.reason, run.ending = "stopped", reason, True
+    run.status = "stopped" if run.interrupted is None else "interrupted"
+    run.reason, run.ending = reason, True
+
+
+def _is_stopped(run: Run) -> bool:
+    return run.status in ("stopped", "interrupted")
+
+
+def _from(run: Run, loader: Any, index: int) -> Iterator[Any]:
+    """The batches of an epoch from one on, as many as there may be."""
+    if hasattr(type(loader), "start_at"):
+        iterator: Iterator[Any] = loader.start_at(run.epoch, index)
+    else:
+        iterator = iter(loader)
+        for _ in islice(iterator, index):
+            pass
+    _put_back_streams(run)  # after the loader has drawn what it drew once already
+    limit = run.limits.batches.get("train")
+    return iterator if limit is None else islice(iterator, max(0, limit - index))
+
+
+def _put_back_streams(run: Run) -> None:
+    """Give the random streams the state that a checkpoint kept of them, where training goes on from one."""
+    if run._streams is not None:
+        put_back(run._streams)
+        run._streams = None
 
 
 def _look_ahead(run: Run, iterator: Iterator[Any]) -> Any:

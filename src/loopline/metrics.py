@@ -134,6 +134,26 @@ class Metrics(MutableMapping[str, Any]):
         further._stale.update(waiting)
         return further
 
+    def state_dict(self) -> dict[str, Any]:
+        """Means as they stand, to the last bit, and the values of all else that is known without asking anybody."""
+        means = {name: _packed(entry.state_dict()) for name, entry in self._entries.items() if type(entry) is Mean}
+        known = {name: entry for name, entry in self._entries.items() if isinstance(entry, float | Tensor)}
+        values = {name: entry if isinstance(entry, Tensor) else float(entry) for name, entry in known.items()}
+        return {"means": means, "going_on": [name for name in self._means if name in means], "values": values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` gave, as `gone_on` does: only means of training in progress go on."""
+        entries: dict[str, Any] = dict(state["values"])
+        for name, packed in state["means"].items():
+            entries[name] = Mean()
+            entries[name].load_state_dict(_unpacked(packed))
+        earlier = Metrics(
+            {name: e if hasattr(e, "compute") or isinstance(e, Tensor) else _Known(e) for name, e in entries.items()}
+        )
+        earlier._means = {name: entries[name] for name in state["going_on"]}
+        further = earlier.gone_on()
+        self._entries, self._means, self._stale = further._entries, further._means, further._stale
+
     def is_fresh(self, name: str) -> bool:
         """Whether a metric has a value of the epoch in progress, or of the one just done."""
         return name in self._entries and name not in self._stale
@@ -326,6 +346,18 @@ def _stack(values: Sequence[Any], kinds: set[type], device: torch.device) -> Ten
     if kinds <= _PLAIN:
         return torch.tensor(values, dtype=wide, device=device)
     return torch.stack([torch.as_tensor(v, dtype=wide, device=device).reshape(()) for v in values])
+
+
+def _packed(state: dict[str, Any]) -> dict[str, Any]:
+    """A mean's state with the tensors that wait in it as one, where they are of a kind."""
+    values = state["values"]
+    kinds = {(value.dtype, value.device) if type(value) is Tensor else None for value in values}
+    return {**state, "values": torch.stack(values)} if len(kinds) == 1 and None not in kinds else state
+
+
+def _unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
+    values = state["values"]
+    return {**state, "values": list(values.unbind()) if isinstance(values, Tensor) else values}
 
 
 def _plain(mixed: Sequence[Any]) -> list[Any]:

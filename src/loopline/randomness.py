@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["seed_everything", "untouched"]
+__all__ = ["put_back", "seed_everything", "streams", "untouched"]
 
 
 def seed_everything(seed: int) -> None:
@@ -24,14 +24,15 @@ def seed_everything(seed: int) -> None:
 @contextmanager
 def untouched() -> Iterator[None]:
     """Whatever is drawn inside, the streams go on afterwards as if it had not been."""
-    before = _capture()
+    before = streams()
     try:
         yield
     finally:
-        _restore(before)
+        put_back(before)
 
 
-def _capture() -> dict[str, Any]:
+def streams() -> dict[str, Any]:
+    """Where every random stream of this process stands; numbers, tuples, arrays and tensors, for a checkpoint."""
     states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     if numpy := sys.modules.get("numpy"):
         states["numpy"] = numpy.random.get_state()
@@ -42,11 +43,14 @@ def _capture() -> dict[str, Any]:
     return states
 
 
-def _restore(states: dict[str, Any]) -> None:
+def put_back(states: Mapping[str, Any]) -> None:
+    """Make every random stream go on from where `streams` found it."""
     random.setstate(states["python"])
     torch.set_rng_state(states["cpu"])
     if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])
+        import numpy  # perhaps not imported yet in a process that goes on
+
+        numpy.random.set_state(states["numpy"])
     if "cuda" in states:
         torch.cuda.set_rng_state_all(states["cuda"])
     if "mps" in states:

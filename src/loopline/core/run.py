@@ -15,9 +15,10 @@ from .plan import Plan, compile_plan
 from .progress import Batch, Progress, Requests
 from .when import Watch, When
 
-__all__ = ["Limits", "Run", "Scheduled", "Stage", "Status"]
+__all__ = ["Limits", "Resume", "Run", "Scheduled", "Stage", "Status"]
 
 Stage: TypeAlias = Literal["train", "sanity", "val", "test", "predict"]
+Resume: TypeAlias = Literal["auto", "must", "never"]
 Status: TypeAlias = Literal["new", "running", "completed", "stopped", "interrupted", "failed"]
 
 
@@ -70,6 +71,7 @@ class Run:
     status: Status = "new"
     reason: str | None = None
     skipped: str | None = None
+    interrupted: int | None = None
     ending: bool = False
     mid_step: bool = False
     error: BaseException | None = None
@@ -77,6 +79,8 @@ class Run:
     task: Any = None
     strategy: Any = None
     parts: Any = None
+    seed: int | None = None
+    resume: Resume = "auto"
     evaluator: Any = None
     saver: Any = None
     loaders: dict[str, Any] = field(default_factory=dict)
@@ -92,6 +96,7 @@ class Run:
     _in_pass: bool = field(init=False, default=False, repr=False)
     _training: bool = field(init=False, default=False, repr=False)
     _told: bool = field(init=False, default=False, repr=False)
+    _streams: Any = field(init=False, default=None, repr=False)
     _gave: set[str] = field(init=False, default_factory=set, repr=False)
     _calls: dict[Any, int] = field(init=False, default_factory=dict, repr=False)
     _schedule: list[tuple[Scheduled, Watch, Any]] = field(init=False, default_factory=list, repr=False)
