@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from loopline.testing import Recorder
@@ -11,6 +12,9 @@ from loopline.testing import Recorder
 # a slow machine is not a failing test
 settings.register_profile("loopline", deadline=None)
 settings.load_profile("loopline")
+
+# the models here are so small that waking a second thread costs more than it does
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

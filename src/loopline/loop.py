@@ -15,9 +15,10 @@ Every event of a run is sent from this file, in the order of `core/event.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from signal import Signals
 from typing import Any, Literal, cast
 
 import torch
@@ -27,7 +28,7 @@ from torch.optim import Optimizer
 
 from .core import event as at
 from .core.binding import name_of
-from .core.errors import BadLoader, BadStep, Exit, LooplineError, RankMismatch, StopRun
+from .core.errors import BadLoader, BadStep, Exit, LooplineError, Meddling, Preempted, RankMismatch, StopRun
 from .core.event import (
     AFTER_BACKWARD,
     AFTER_OPTIMIZER_STEP,
@@ -45,10 +46,10 @@ from .core.event import (
     Event,
 )
 from .core.plan import Plan
-from .core.progress import Batch, Progress, Requests
+from .core.progress import Batch, Progress
 from .core.run import Run, Stage
 from .core.when import Unit
-from .data import size_of, trusted_length
+from .data import size_of, start, trusted_length
 from .metrics import Metrics, Watched
 from .randomness import put_back, untouched
 
@@ -89,6 +90,8 @@ def fit(run: Run) -> Iterator[Run]:
         try:
             yield run
         except StopRun as stop:
+            if isinstance(stop, _GivenUp) and run.training:
+                safe_point(run)  # nothing but the evaluation was under way
             _stop(run, stop.reason)
         _train_end(run)
         _completed(run)
@@ -118,14 +121,19 @@ def opened(run: Run) -> Iterator[Run]:
         run.reason = f"{type(error).__name__}: {error}".rstrip(": ")
         _each_alone(run, at.EXCEPTION, failure)
         if isinstance(error, Exit):
-            logger.error("%s", error, exc_info=error)  # Python is silent about an error that ends the process
+            # Python says nothing of an error that ends the process
+            logger.exception("The process ends with the exit code %s.", error.code)
         raise
     finally:
+        run._open = False  # first: from here on a second SIGINT must not cut off what is left to do
         _completed(run)
         run._batch = None
-        run._open = False
         closing = _each_alone(run, at.TEARDOWN, failure)
         run.close()
+        if failure is None and run.interrupted is not None:
+            raise _preempted(run, closing)
+        if len(closing) == 1 and isinstance(closing[0], KeyboardInterrupt | SystemExit):
+            raise closing[0]  # as it is, for the sake of the exit code
         if closing and failure is None:
             raise BaseExceptionGroup("errors at teardown", closing)
 
@@ -137,11 +145,14 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
     """
     check_limits(epochs, steps)
     run.limits.epochs, run.limits.steps = epochs, steps
-    if run.ending:
+    stopped_before = run.ending
+    if stopped_before:
         return
     run.stage = "train"
     run._training = True
     run.emit(at.TRAIN_START)
+    if run.progress != Progress() and run.comm.any(run.requests.evaluate)[0]:
+        safe_point(run)  # an evaluation that the earlier run gave up
     while not _finished(run):
         run.epoch = run.progress.epochs
         if isinstance(run.model, nn.Module):
@@ -157,6 +168,7 @@ def epochs(run: Run, epochs: int | None = None, *, steps: int | None = None) -> 
             break
         if run.mid_step:
             raise LooplineError(_broken(run))
+        run._may_give_up = False
         run.emit(at.EPOCH_END)
         _step_schedulers(run, "epochs", run.epoch + 1, watching=False)
         _step_schedulers(run, "epochs", run.epoch + 1, watching=True)
@@ -275,7 +287,7 @@ def batches(
                 return
             more = progress.steps != run.limits.steps
     if _out_of_steps(run) and index != length:
-        run.ending = True
+        run.ending = run._may_give_up = True
         return
     if index == 0:
         raise BadLoader(_nothing(run, "train"))
@@ -288,6 +300,7 @@ def batches(
     run._in_pass = False
     run.mid_step = False  # an unfinished window was dropped
     emit(PASS_END)
+    run._may_give_up = True
 
 
 def backward(run: Run, loss: Tensor, *, weight: Any = None) -> None:
@@ -366,10 +379,12 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
     """The batches of one evaluation: no gradients, evaluation mode, and metrics under the stage's name.
 
     May be called inside a handler: batch, stage, modes and random streams are given back as they were, so that
-    looking at a model never changes how it trains.
+    looking at a model never changes how it trains. A signal ends it after the batch in hand, and leaves no metrics of
+    it: a run that goes on evaluates from the beginning.
     """
     if _is_stopped(run) and not run._told:
         return  # a run that was stopped inside an epoch leaves it unfinished
+    _give_up_if_interrupted(run)
     with ExitStack() as back:
         back.enter_context(untouched())
         back.enter_context(torch.no_grad())
@@ -391,6 +406,8 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
             yield data
             run.emit(at.EVAL_BATCH_END)
             run._batch = None
+            if run.interrupted is not None:
+                _give_up_if_interrupted(run, metrics)
         if index < 0:
             raise BadLoader(_nothing(run, stage))
         run._gave.add(stage)
@@ -404,26 +421,58 @@ def evaluate(run: Run, loader: Iterable[Any], *, stage: Stage = "val") -> Iterat
 
 def safe_point(run: Run) -> None:
     """The only place where requests are answered: counts are final and no batch is in hand."""
+    run._answering = True
     stop, save, evaluate = _agree(run)
+    measured = True
     if evaluate and run.evaluator is not None:
-        run.evaluator(run)
+        measured = _evaluated(run)
         stop_too, save_too, _ = _agree(run)  # what the evaluation's handlers ask for is answered here as well
-        stop, save = stop or stop_too, save or save_too
-    _step_schedulers(run, "steps", run.progress.steps, watching=True)
-    save = save or stop  # a run that stops is saved first
+        stop, save = _first(stop, stop_too), _first(save, save_too)
+        run.requests.evaluate |= not measured  # the run that goes on from here does it first
+    if measured:
+        _step_schedulers(run, "steps", run.progress.steps, watching=True)
+    save = _first(save, stop)  # a run that stops is saved first
     if save is not None and run.saver is not None:
         run.saver(run, save)
+        stop = _first(stop, _agreed_stop(run, run.requests.stop))  # meanwhile; it need not be saved twice
     if stop is not None:
         _stop(run, stop)
+    run._answering = False
 
 
 def _agree(run: Run) -> tuple[str | None, str | None, bool]:
-    """What is asked for on any rank, with the reasons; it counts as answered from here on."""
-    asked, run.requests = run.requests, Requests()
+    """What is asked for on any rank, with the reasons; it counts as answered from here on.
+
+    Struck out is only what was seen: a signal's handler, or another thread, may ask for something at any moment.
+    """
+    asked = run.requests
+    stop, save, evaluate = asked.stop, asked.save, asked.evaluate
+    if stop is not None:
+        asked.stop = None
+    if save is not None:
+        asked.save = None
+    if evaluate:
+        asked.evaluate = False
     if run.comm.world_size == 1:
-        return asked.stop, asked.save, asked.evaluate
-    stop, save, evaluate = run.comm.any(asked.stop is not None, asked.save is not None, asked.evaluate)
-    return _reason(run, asked.stop) if stop else None, _reason(run, asked.save) if save else None, evaluate
+        return stop, save, evaluate
+    stops, saves, evaluate = run.comm.any(stop is not None, save is not None, evaluate)
+    return _reason_to_stop(run, stop) if stops else None, _reason(run, save) if saves else None, evaluate
+
+
+def _agreed_stop(run: Run, mine: str | None) -> str | None:
+    if run.comm.world_size == 1:
+        return mine
+    return _reason_to_stop(run, mine) if run.comm.any(mine is not None)[0] else None
+
+
+def _reason_to_stop(run: Run, mine: str | None) -> str:
+    """A signal if one came to any rank, so that all of them leave with its code; else the lowest rank's reason."""
+    numbers = [number for number in run.comm.gather(run.interrupted) if isinstance(number, int)]
+    reason = _reason(run, mine)
+    if numbers:
+        run.interrupted = max(numbers)
+        return Signals(run.interrupted).name
+    return reason
 
 
 def _reason(run: Run, mine: str | None) -> str:
@@ -431,11 +480,47 @@ def _reason(run: Run, mine: str | None) -> str:
     return next(str(reason) for reason in run.comm.gather(mine) if reason is not None)
 
 
+def _first(one: str | None, other: str | None) -> str | None:
+    return other if one is None else one
+
+
+class _GivenUp(StopRun):
+    """Leaves an evaluation, and all that would read its metrics, because of a signal."""
+
+
+def _give_up_if_interrupted(run: Run, metrics: Metrics | None = None) -> None:
+    """Leave an evaluation that may take longer than the process has to live.
+
+    Not inside a handler, nor in the middle of a step, where the run could not be gone on with; and not on several
+    ranks, which would wait for each other: there the evaluation goes through.
+    """
+    if run.interrupted is None or run.comm.world_size > 1 or not (run._may_give_up or not run.training):
+        return
+    if metrics is not None:
+        metrics.forget(run.stage)
+    signal = Signals(run.interrupted).name
+    run.stop(signal)
+    raise _GivenUp(signal)
+
+
+def _evaluated(run: Run) -> bool:
+    """Evaluate at a safe point; say whether it went through."""
+    run._may_give_up = True
+    try:
+        run.evaluator(run)
+    except _GivenUp:
+        return False
+    finally:
+        run._may_give_up = False
+    return True
+
+
 def _prepare(run: Run) -> None:
     if run.comm.world_size > 1:
         _compare_ranks(run)
     if not isinstance(run.metrics, Metrics):
         run.metrics = Metrics(run.metrics)
+    run._apart = _apart
     run._schedule = [(s, s.when.watch(), Watched(s.metric) if s.metric else None) for s in run.schedulers]
     run._always_ask = run.comm.world_size > 1 or any(s.metric for s in run.schedulers)
     run._unreached = {id(binding.owner) for binding in run.plan.bindings.get(at.SETUP, ())}
@@ -470,7 +555,9 @@ def _each_alone(run: Run, event: Event, failure: BaseException | None) -> list[B
             handler(run)
         except BaseException as error:  # collected, and raised together at the end
             where = f"{name_of(binding.owner)} failed at {event.name}"
-            if failure is None and binding.on_error == "raise":
+            errs = binding.on_error == "raise" or run._strict or isinstance(error, Meddling)
+            errs = errs or not isinstance(error, Exception)  # Ctrl-C comes out of an observer, too
+            if failure is None and errs:
                 error.add_note(where)
                 errors.append(error)
                 continue
@@ -495,6 +582,16 @@ def _completed(run: Run) -> None:
         run.status = "completed"
 
 
+def _preempted(run: Run, closing: list[BaseException]) -> Preempted:
+    """What ends the process of a run to which a signal came. Python is silent about it, so it is logged."""
+    number = cast(int, run.interrupted)
+    for error in closing:
+        logger.error("%s: %s", type(error).__name__, error, exc_info=error)
+    said = "%s after %d steps: the run is %s, and leaves with the exit code %d."
+    logger.warning(said, Signals(number).name, run.progress.steps, run.status, 128 + number)
+    return Preempted(128 + number)
+
+
 def _stop(run: Run, reason: str) -> None:
     run.status = "stopped" if run.interrupted is None else "interrupted"
     run.reason, run.ending = reason, True
@@ -506,12 +603,7 @@ def _is_stopped(run: Run) -> bool:
 
 def _from(run: Run, loader: Any, index: int) -> Iterator[Any]:
     """The batches of an epoch from one on, as many as there may be."""
-    if hasattr(type(loader), "start_at"):
-        iterator: Iterator[Any] = loader.start_at(run.epoch, index)
-    else:
-        iterator = iter(loader)
-        for _ in islice(iterator, index):
-            pass
+    iterator = start(loader, run.epoch, index, run._loader_states.pop("train", None))
     _put_back_streams(run)  # after the loader has drawn what it drew once already
     limit = run.limits.batches.get("train")
     return iterator if limit is None else islice(iterator, max(0, limit - index))
@@ -619,14 +711,33 @@ def _step_schedulers(run: Run, unit: Unit, count: int, *, watching: bool) -> Non
             scheduled.scheduler.step(value)
 
 
-def _modes(model: Any) -> list[tuple[nn.Module, bool]]:
-    return [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
+def _modes(model: Any) -> Collection[tuple[nn.Module, bool]]:
+    found: dict[int, tuple[nn.Module, bool]] = {}
+    waiting = [model] if isinstance(model, nn.Module) else []
+    while waiting:  # model.modules() takes three times as long
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module, module.training
+            waiting += [child for child in module._modules.values() if child is not None]
+    return found.values()
 
 
-def _give_back(run: Run, stage: Stage, batch: Batch | None, modes: list[tuple[nn.Module, bool]]) -> None:
+@contextmanager
+def _apart(run: Run) -> Iterator[None]:
+    """Around an observer that is not careful: streams, modes and what is in hand are afterwards what they were."""
+    with untouched(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        before = run.stage, run._batch, _modes(run.model)
+        try:
+            yield
+        finally:
+            _give_back(run, *before)
+
+
+def _give_back(run: Run, stage: Stage, batch: Batch | None, modes: Iterable[tuple[nn.Module, bool]]) -> None:
     run.stage, run._batch = stage, batch
     for module, training in modes:
-        module.training = training
+        if module.training is not training:  # setting it takes a microsecond
+            module.training = training
 
 
 def _all_finite(parameters: list[Tensor]) -> bool:

@@ -48,9 +48,9 @@ def put_back(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     torch.set_rng_state(states["cpu"])
     if "numpy" in states:
-        import numpy  # perhaps not imported yet in a process that goes on
+        import numpy as np  # perhaps not imported yet in a process that goes on
 
-        numpy.random.set_state(states["numpy"])
+        np.random.set_state(states["numpy"])
     if "cuda" in states:
         torch.cuda.set_rng_state_all(states["cuda"])
     if "mps" in states:

@@ -6,7 +6,8 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
@@ -14,8 +15,8 @@ from . import loop
 from .core.binding import Binding, recognised
 from .core.errors import BadStep, MissingMetric
 from .core.event import STEP_END
-from .core.progress import Progress
-from .core.run import Run, Stage
+from .core.progress import Progress, Requests
+from .core.run import Resume, Run, Stage
 from .core.when import Every, Watch, When
 from .data import Placed
 from .metrics import Intake, Metrics
@@ -23,6 +24,9 @@ from .randomness import seed_everything
 from .sinks import Sink, Sinks
 from .strategies import Parts, Precision, Strategy, precision_of, strategy_of
 from .task import Task, schedules_of
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpointer
 
 __all__ = ["Trainer"]
 
@@ -50,6 +54,7 @@ class Trainer:
     sinks: Sequence[Sink] = ()
     progress: bool = True
     seed: int | None = None
+    checkpoint: Checkpointer | str | PathLike[str] | None = None
     run: Run | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +78,10 @@ class Trainer:
             recognised(given)  # an error now, where the mistake is made
         if not isinstance(self.evaluate, When):
             raise TypeError(f"Trainer(evaluate={self.evaluate!r}): say when, for example Every(epochs=1).")
+        if self.checkpoint is not None and not hasattr(type(self.checkpoint), "bindings"):
+            from .checkpoint import Checkpointer  # read where it is used, as callbacks are
+
+            self.checkpoint = Checkpointer(self.checkpoint)  # type: ignore[arg-type]
         self.strategy = strategy_of(self.strategy)
         self.precision = precision_of(self.precision)
         scaled = self.precision.scaler(self.strategy.device) is not None
@@ -90,18 +99,30 @@ class Trainer:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        resume: Run | None = None,
+        resume: Resume | Run | None = "auto",
     ) -> Run:
         """Train up to so many epochs or optimizer steps; the run that comes back says how it ended.
 
-        `validation` is evaluated as `evaluate` says, and once more where `steps` ends the run inside an epoch. With
-        `resume`, an earlier run of this process, counting goes on where that one stopped.
+        `validation` is evaluated as `evaluate` says, and once more where `steps` ends the run inside an epoch.
+
+        With a `checkpoint`, the run goes on from the newest intact one that is there, so that the same command line
+        starts and restarts; `resume="must"` refuses to begin anew, and "never" to go on. The training loader's order
+        and randomness then follow from the seed and the position. A signal (SIGTERM, SIGUSR1, SIGINT) lets the step
+        finish, saves, and leaves with Preempted. Given an earlier run of this process as `resume`, counting goes on
+        where that one stopped.
         """
         loop.check_limits(epochs, steps)
-        if self.seed is not None and resume is None:
+        resume = "auto" if resume is None else resume
+        earlier = resume if isinstance(resume, Run) else None
+        if earlier is None and resume not in ("auto", "must", "never"):
+            raise ValueError(f"fit(resume={resume!r}): it can be 'auto', 'must', 'never', or an earlier Run.")
+        if resume == "must" and self.checkpoint is None:
+            raise ValueError("fit(resume='must') needs Trainer(checkpoint=...), where the checkpoints are.")
+        if self.seed is not None and earlier is None:
             seed_everything(self.seed)
-        run = self._new_run(training=True, earlier=resume)
-        train = self._placed(train)
+        run = self._new_run(training=True, earlier=earlier)
+        run.resume = resume if earlier is None else "never"  # type: ignore[assignment]  # it was looked at above
+        train = self._placed(train if self.checkpoint is None else self._exact(train))
         due = self.evaluate.watch()
         if validation is not None:
             self._set_up_evaluation(run, self._placed(validation), due)
@@ -162,11 +183,13 @@ class Trainer:
             accumulate=self.accumulate,
             comm=strategy.comm,
             progress=Progress() if earlier is None else copy.copy(earlier.progress),
+            requests=Requests(evaluate=earlier is not None and earlier.requests.evaluate),  # one that was given up
             metrics={} if earlier is None else _gone_on(earlier.metrics),
             task=task,
             strategy=strategy,
             parts=parts,
-            callbacks=[*self._bar(), *self.callbacks, *self._sinks()],
+            seed=self.seed,
+            callbacks=[*self._bar(), *self.callbacks, *self._sinks(), *(self._saving() if training else [])],
         )
         return self.run
 
@@ -217,6 +240,22 @@ class Trainer:
 
     def _sinks(self) -> list[object]:
         return [Sinks(self.sinks)] if self.sinks else []
+
+    def _saving(self) -> list[object]:
+        """Who takes checkpoints, and who sees to it that one is taken when a signal comes."""
+        if self.checkpoint is None:
+            return []
+        from .callbacks import Preempt
+
+        watched = any(isinstance(given, Preempt) for given in self.callbacks)
+        return [self.checkpoint] if watched else [Preempt(), self.checkpoint]
+
+    def _exact(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """The loader, such that its batches follow from the seed and the position."""
+        from .data import exactly
+
+        exact: Iterable[Any] = exactly(loader, self.seed, allow=self.checkpoint.allow)  # type: ignore[union-attr]
+        return exact
 
     @property
     def _strategy(self) -> Strategy:

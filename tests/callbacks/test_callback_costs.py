@@ -197,6 +197,16 @@ def test_whoever_is_over_the_budget_is_named_once_after_the_warm_up(caplog):
     ]
 
 
+def test_an_observer_is_held_to_the_budget_like_any_other(caplog):
+    clock = Clock()
+    observer = Slow(clock, step_end=1)
+    observer.on_error = "disable"
+    run_of(clock, costs_of(clock, budget=0.01), observer, batches=100)
+    assert [record.getMessage() for record in caplog.records] == [
+        "CallbackCosts: Slow takes 11 % of the time per step, most of it at step_end; the budget is 1 %."
+    ]
+
+
 def test_nobody_is_warned_about_in_the_warm_up(caplog):
     clock = Clock()
     run_of(clock, costs_of(clock), Slow(clock, step_end=100), batches=20)

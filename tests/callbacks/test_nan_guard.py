@@ -79,6 +79,20 @@ def test_raise_names_the_parameters_whose_gradients_are_bad():
     assert finite(model)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_ends_the_run_before_the_optimizer_steps(place, bad):
+    """The weights are, to the last bit, those of the steps before; the control is the first test of this file."""
+    stepped = []
+    note = Lambda(on_after_optimizer_step=lambda run: stepped.append(run.step))
+    model, other = Two(), Two()
+    inputs, spoilt = ([GOOD, GOOD, bad, GOOD], ()) if place == "loss" else ([GOOD] * 4, (2,))
+    with pytest.raises(NotFinite):
+        train(model, NaNGuard(), inputs, BadGradient(*spoilt, value=bad), note)
+    train(other, NaNGuard(), [GOOD, GOOD])
+    assert (stepped, model.state_dict()) == ([0, 1], other.state_dict())
+
+
 def test_the_names_are_right_though_clipping_spreads_the_nan():
     with pytest.raises(NotFinite, match=r"of 1 of 2 parameters are not finite, second.weight \(nan\),"):
         train(Two(), NaNGuard(), [GOOD] * 3, BadGradient(1), ClipNorm(1.0))

@@ -1,10 +1,12 @@
 """What a failing handler does to the run, under each policy."""
 
 import logging
+from contextlib import contextmanager
 
 import pytest
 
 from loopline import Callback, Event, Run, StopRun, at, loop, on
+from loopline.core.errors import BadHandler, Meddling
 
 
 class Fails(Callback):
@@ -145,8 +147,8 @@ def test_raise_takes_the_run_along_and_keeps_the_error_as_it_was():
 
 
 @pytest.mark.parametrize("policy", [Fails, Warns, Raises])
-@pytest.mark.parametrize("error", [StopRun, KeyboardInterrupt, SystemExit])
-def test_a_stop_and_an_interrupt_pass_through(policy, error):
+@pytest.mark.parametrize("error", [StopRun, KeyboardInterrupt, SystemExit, Meddling])
+def test_a_stop_an_interrupt_and_meddling_pass_through(policy, error):
     with pytest.raises(error):
         through(Run(callbacks=[policy(0, error=error)]), 1)
 
@@ -208,3 +210,105 @@ def test_an_own_event_named_teardown_is_guarded_like_any_other(caplog):
         raise ValueError("no")
 
     assert Run(callbacks=[fails]).emit(own) is None
+
+
+def summary(caplog):
+    return [message for message in messages(caplog) if " in this run, " in message]
+
+
+def test_at_the_end_each_listener_that_failed_is_named_once(caplog):
+    with loop.opened(Run(callbacks=[Fails(0), Fails(), Warns(0, 1), Fails(0, 1, 2)])) as run:
+        through(run, 4)
+    run.close()
+    assert summary(caplog) == [
+        "Fails failed once in this run, first at step_end, epoch 0, step 0; it was on at the end.",
+        "Warns failed 4 times in this run, first at step_end, epoch 0, step 0; it was on at the end.",
+        "Fails failed 3 times in this run, first at step_end, epoch 0, step 0; it was off at the end.",
+    ]
+
+
+def test_who_failed_in_the_last_epoch_was_off_at_the_end(caplog):
+    with loop.opened(Run(callbacks=[Fails(1), Warns(1)])) as run:
+        through(run, 2)
+    assert [message.rsplit("; ")[1] for message in summary(caplog)] == [
+        "it was off at the end.",
+        "it was on at the end.",
+    ]
+
+
+def test_of_a_run_without_failures_nothing_is_said(caplog):
+    with loop.opened(Run(callbacks=[Fails(), Warns()])) as run:
+        through(run, 2)
+    assert messages(caplog) == []
+
+
+class Notes(Callback):
+    """Writes down who is called, and that it is kept apart."""
+
+    def __init__(self, on_error="disable", careful=False):
+        self.on_error, self.careful, self.log = on_error, careful, []
+
+    def on_step_end(self, run):
+        self.log.append("called")
+
+    def attached(self, *others):
+        run = Run(callbacks=[self, *others])
+        run._apart = self.apart
+        return run
+
+    @contextmanager
+    def apart(self, run):
+        self.log.append("begin")
+        yield
+        self.log.append("end")
+
+
+def test_an_observer_is_kept_apart():
+    notes = Notes()
+    notes.attached().emit(at.STEP_END)
+    assert notes.log == ["begin", "called", "end"]
+
+
+@pytest.mark.parametrize(("policy", "careful"), [("disable", True), ("warn", False), ("raise", False)])
+def test_one_that_is_careful_or_may_steer_is_called_as_it_is(policy, careful):
+    notes = Notes(policy, careful)
+    notes.attached().emit(at.STEP_END)
+    assert notes.log == ["called"]
+
+
+def test_what_is_put_around_an_observer_is_around_what_keeps_it_apart():
+    """So that what a wrapper sees is what the run sees, and what it measures holds the price of being kept apart."""
+
+    class Wraps(Callback):
+        def wrap_handler(self, run, binding, handler):
+            def wrapped(run):
+                notes.log.append("wrapper begins")
+                handler(run)
+                notes.log.append("wrapper ends")
+
+            return wrapped
+
+    notes = Notes()
+    notes.attached(Wraps()).emit(at.STEP_END)
+    assert notes.log == ["wrapper begins", "begin", "called", "end", "wrapper ends"]
+
+
+def test_a_function_may_say_that_it_is_careful():
+    @on(at.STEP_END, on_error="disable", careful=True)
+    def careful(run): ...
+
+    @on(at.STEP_END, on_error="disable")
+    def careless(run): ...
+
+    bindings = Run(callbacks=[careful, careless]).plan.bindings[at.STEP_END]
+    assert [binding.careful for binding in bindings] == [True, False]
+
+
+def test_careful_is_a_claim_and_no_method():
+    class Wrong(Callback):
+        def careful(self, run): ...
+
+        def on_step_end(self, run): ...
+
+    with pytest.raises(BadHandler, match=r"Wrong\.careful is <bound method .*>; it can be True or False\.$"):
+        Run(callbacks=[Wrong()])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .callback_costs import CallbackCosts as CallbackCosts
+    from .catch_meddling import CatchMeddling as CatchMeddling
     from .clip import ClipNorm as ClipNorm
     from .clip import ClipValue as ClipValue
     from .early_stopping import EarlyStopping as EarlyStopping
@@ -16,15 +17,18 @@ if TYPE_CHECKING:
     from .model_summary import ModelSummary as ModelSummary
     from .model_summary import summarize as summarize
     from .nan_guard import NaNGuard as NaNGuard
+    from .preempt import Preempt as Preempt
     from .print_metrics import PrintMetrics as PrintMetrics
     from .progress_bar import ProgressBar as ProgressBar
     from .save_best import SaveBest as SaveBest
     from .stop_at import StopAt as StopAt
+    from .strict import Strict as Strict
     from .subset import Subset as Subset
     from .time_limit import TimeLimit as TimeLimit
 
 _ROOMS = {
     "CallbackCosts": "callback_costs",
+    "CatchMeddling": "catch_meddling",
     "ClipNorm": "clip",
     "ClipValue": "clip",
     "EarlyStopping": "early_stopping",
@@ -33,10 +37,12 @@ _ROOMS = {
     "Lambda": "lambda_",
     "ModelSummary": "model_summary",
     "NaNGuard": "nan_guard",
+    "Preempt": "preempt",
     "PrintMetrics": "print_metrics",
     "ProgressBar": "progress_bar",
     "SaveBest": "save_best",
     "StopAt": "stop_at",
+    "Strict": "strict",
     "Subset": "subset",
     "TimeLimit": "time_limit",
     "summarize": "model_summary",
@@ -44,6 +50,7 @@ _ROOMS = {
 
 __all__ = [
     "CallbackCosts",
+    "CatchMeddling",
     "ClipNorm",
     "ClipValue",
     "EarlyStopping",
@@ -52,10 +59,12 @@ __all__ = [
     "Lambda",
     "ModelSummary",
     "NaNGuard",
+    "Preempt",
     "PrintMetrics",
     "ProgressBar",
     "SaveBest",
     "StopAt",
+    "Strict",
     "Subset",
     "TimeLimit",
     "summarize",

@@ -39,6 +39,7 @@ class GradientStats(Callback):
     reads = frozenset({"grads"})
     writes = frozenset({"metrics/train/grad"})
     on_error = "disable"
+    careful = True
 
     def __init__(self, when: When = Every(steps=50), *, per_parameter: bool = False) -> None:
         if not isinstance(when, When):

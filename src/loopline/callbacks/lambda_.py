@@ -36,6 +36,7 @@ class Lambda(Callback):
         writes: Iterable[str] = (),
         ranks: Ranks = "all",
         on_error: OnError = "raise",
+        careful: bool = False,
         **handlers: Handler,
     ) -> None:
         self.order = order
@@ -43,6 +44,7 @@ class Lambda(Callback):
         self.writes = frozenset([writes] if isinstance(writes, str) else writes)
         self.ranks = ranks
         self.on_error = on_error
+        self.careful = careful
         if not handlers:
             raise ValueError("Lambda() has no functions; give some, for example Lambda(on_epoch_end=lambda run: ...).")
         self._handlers = handlers
@@ -69,4 +71,5 @@ class Lambda(Callback):
             writes=self.writes,
             ranks=self.ranks,
             on_error=self.on_error,
+            careful=self.careful,
         )

@@ -32,6 +32,7 @@ class ModelSummary(Callback):
 
     ranks = "zero"
     on_error = "disable"
+    careful = True
 
     def __init__(self, depth: int = 2, *, example: Any = None, write: Callable[[str], object] | None = None) -> None:
         _check_depth(depth)

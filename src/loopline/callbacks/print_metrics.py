@@ -40,6 +40,7 @@ class PrintMetrics(Callback):
     ranks = "zero"
     reads = frozenset(["metrics"])
     on_error = "disable"
+    careful = True
 
     def __init__(
         self,

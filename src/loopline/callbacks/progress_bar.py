@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ..core.callback import Callback
 from ..core.errors import NoBatch
+from ..randomness import untouched
 from .print_metrics import number, readable
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class ProgressBar(Callback):
     ranks = "zero"
     reads = frozenset(["metrics"])
     on_error = "disable"
+    careful = True
 
     def __init__(self, refresh_s: float = 0.2, every_s: float = 30.0, *, console: Console | None = None) -> None:
         for name, seconds in (("refresh_s", refresh_s), ("every_s", every_s)):
@@ -108,10 +110,11 @@ class ProgressBar(Callback):
         return self._watch, self._screen
 
     def _new_screen(self, watch: _Watch) -> _Live | _Plain:
-        import rich
-        from rich.errors import LiveError
+        with untouched():  # rich draws a random number as it is imported
+            import rich
+            from rich.errors import LiveError
 
-        console = self.console if self.console is not None else rich.get_console()
+            console = self.console if self.console is not None else rich.get_console()
         if (console.is_terminal and not console.is_dumb_terminal) or _draws_in_notebook(console):
             try:
                 return _Live(console, watch, self.refresh_s)

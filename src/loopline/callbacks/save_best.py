@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checkpoint.weights import apart, write_weights
 from ..core import event as at
 from ..core.callback import Callback, on
 from ..core.errors import LooplineError
@@ -119,10 +120,10 @@ class SaveBest(Callback):
         if value is not None:
             about["value"] = repr(value)
         if better:
-            _write(self.folder / "best.safetensors", weights, about)
+            write_weights(self.folder / "best.safetensors", weights, about)
             self.best_value, self.best_epoch = value, run.epoch
         if last:
-            _write(self.folder / "last.safetensors", weights, about)
+            write_weights(self.folder / "last.safetensors", weights, about)
 
     @on(at.TRAIN_END, ranks="all", reads=(), writes={"weights"})
     def on_train_end(self, run: Run) -> None:
@@ -175,18 +176,9 @@ def _name(key: str) -> str:
 
 def _plain(run: Run) -> dict[str, Tensor]:
     """The model's tensors on the cpu, none of which shares memory with another."""
-    weights: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for key, value in _model(run).state_dict().items():
-        if not isinstance(value, Tensor):
-            continue  # what a module keeps beside its tensors has no place in this format
-        tensor = value.detach().cpu().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        if storage in storages:
-            tensor = tensor.clone()
-        storages.add(storage)
-        weights[_name(key)] = tensor
-    return weights
+    state = _model(run).state_dict()
+    # what a module keeps beside its tensors has no place in this format
+    return apart({_name(key): value for key, value in state.items() if isinstance(value, Tensor)})
 
 
 def _load(run: Run, weights: Mapping[str, Tensor]) -> None:
@@ -199,29 +191,3 @@ def _finite(tensors: Any) -> bool:
     floating = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
     # isfinite does not know the 8-bit formats
     return all(bool(torch.isfinite(t.float() if t.dtype.itemsize == 1 else t).all()) for t in floating)
-
-
-def _write(path: Path, weights: dict[str, Tensor], about: dict[str, str]) -> None:
-    """Put a file in the place of another so that at every moment one of the two is there, whole and on the disk."""
-    from safetensors.torch import save_file  # not needed before something is saved
-
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.unlink(missing_ok=True)  # of a process that was killed
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    try:
-        save_file(weights, temporary, about)
-        temporary.chmod(0o600)
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .. import __version__
-from . import demo
+from . import checkpoints, convert, demo
 
 __all__ = ["COMMANDS", "Command", "main", "parser"]
 
@@ -26,7 +26,7 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (demo,)
+COMMANDS: tuple[Command, ...] = (demo, checkpoints, convert)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

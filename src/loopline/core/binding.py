@@ -46,7 +46,8 @@ class Binding:
     """One handler at one event.
 
     Sorted by `then`, then writers before readers, then `order`, then by attachment. Events of loopline's own call
-    `handler(run)`; an event of the user's own may carry a payload, which comes by keyword.
+    `handler(run)`; an event of the user's own may carry a payload, which comes by keyword. What `careful` says
+    matters where `on_error` is "disable": see Callback.
     """
 
     event: Event
@@ -58,10 +59,13 @@ class Binding:
     on_error: OnError = "raise"
     then: int = 0
     ranks: Ranks = "all"
+    careful: bool = False
 
     def __post_init__(self) -> None:
         said = name_of(self.owner)
         check_policy(self.on_error, self.owner)
+        if not isinstance(self.careful, bool):
+            raise BadHandler(f"{said}.careful is {self.careful!r}; it can be True or False.")
         if not callable(self.ranks) and self.ranks not in ("all", "zero", "local_zero"):
             raise BadHandler(
                 f"{said}.ranks is {self.ranks!r}; it can be 'all', 'zero', 'local_zero' or a function of a comm."
@@ -168,6 +172,7 @@ class Mark:
     writes: str | Iterable[str] | None = None
     ranks: Ranks | None = None
     on_error: OnError | None = None
+    careful: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,7 @@ def bind_mark(mark: Mark, handler: Handler, owner: object, *, run: Run) -> Bindi
         writes=given("writes", frozenset()),
         ranks=given("ranks", "all"),
         on_error=given("on_error", "raise"),
+        careful=given("careful", False),
     )
     return binding if mark.every == 1 else replace(binding, handler=_each(mark.every, binding, run))
 
@@ -215,7 +221,7 @@ def _each(every: int, binding: Binding, run: Run) -> Handler:
     """Every n-th time only. Steps, batches and epochs are counted by the run's progress, so a resume keeps the beat."""
     handler = binding.handler
     counter = _COUNTED_BY.get(binding.event)
-    key = (binding.event, id(binding.owner), getattr(handler, "__name__", ""), every)
+    key = run._key(binding.owner, f"{binding.event.name}/{getattr(handler, '__name__', '')}/{every}")
 
     @wraps(handler)
     def by_progress(run: Run, **payload: object) -> None:

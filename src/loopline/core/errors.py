@@ -19,6 +19,7 @@ LooplineError
 ├── SaveFailed             checkpoints could not be written, several times in a row
 ├── Damaged                a checkpoint is not what was committed, or not a checkpoint at all
 ├── Mismatch               a checkpoint belongs to another model, optimizer, dataset or seed
+├── NewerFormat            a checkpoint was written by a later version, which this one cannot read
 └── Exit                   an error with an exit code of its own
     ├── NotFinite          76: a loss, gradient or weight is NaN or infinite
     ├── NoIntactCheckpoint 74: there are checkpoints, and all of them are damaged
@@ -43,6 +44,7 @@ __all__ = [
     "Meddling",
     "Mismatch",
     "MissingMetric",
+    "NewerFormat",
     "NoBatch",
     "NoIntactCheckpoint",
     "NoSuchKey",
@@ -139,6 +141,10 @@ class Damaged(LooplineError, ValueError):
 
 class Mismatch(LooplineError, ValueError):
     """A checkpoint does not belong to what is being trained."""
+
+
+class NewerFormat(LooplineError, ValueError):
+    """A checkpoint is of a format that a later version of loopline has brought."""
 
 
 class Exit(LooplineError, SystemExit):

@@ -27,8 +27,8 @@ from .event import (
     STEP_START,
     Event,
 )
-from .guard import guarded
-from .stateful import state_key
+from .guard import guarded, kept_apart
+from .stateful import keeps_state, state_key
 
 if TYPE_CHECKING:
     from .run import Run
@@ -95,7 +95,7 @@ def compile_plan(listeners: Iterable[Listener], run: Run) -> Plan:
 
 
 def _handler(binding: Binding, run: Run, wrappers: Sequence[Wrapper]) -> Handler:
-    handler = binding.handler
+    handler = kept_apart(binding)
     for wrapper in wrappers:
         handler = wrapper.wrap_handler(run, binding, handler)
     return guarded(binding, run, handler)
@@ -193,7 +193,7 @@ def _check_state(listeners: Sequence[Listener]) -> None:
             raise DuplicateState(
                 f"{_title(listener)} is attached twice: the same object. Make two objects, or drop one."
             )
-        if not _keeps_state(listener):
+        if not keeps_state(listener):
             continue
         key = state_key(listener)
         if key in seen:
@@ -212,10 +212,3 @@ def _one(listener: Listener, other: Listener) -> bool:
     if isinstance(listener, FunctionListener) and isinstance(other, FunctionListener):
         return listener.function is other.function
     return listener is other
-
-
-def _keeps_state(listener: Listener) -> bool:
-    from .callback import Callback
-
-    method = getattr(type(listener), "state_dict", None)
-    return method is not None and method is not Callback.state_dict

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from .binding import Handler, Listener, as_listener, name_of
 from .comm import ALONE, Comm
 from .errors import LooplineError, NoBatch
 from .event import SETUP, Event
-from .guard import Circuit
+from .guard import Circuit, summarize_failures
 from .plan import Plan, compile_plan
 from .progress import Batch, Progress, Requests
 from .when import Watch, When
@@ -96,11 +97,17 @@ class Run:
     _in_pass: bool = field(init=False, default=False, repr=False)
     _training: bool = field(init=False, default=False, repr=False)
     _told: bool = field(init=False, default=False, repr=False)
+    _answering: bool = field(init=False, default=False, repr=False)
+    _may_give_up: bool = field(init=False, default=False, repr=False)
     _streams: Any = field(init=False, default=None, repr=False)
+    _loader_states: dict[str, Any] = field(init=False, default_factory=dict, repr=False)
     _gave: set[str] = field(init=False, default_factory=set, repr=False)
-    _calls: dict[Any, int] = field(init=False, default_factory=dict, repr=False)
+    _calls: dict[str, int] = field(init=False, default_factory=dict, repr=False)
+    _owners: dict[str, list[int]] = field(init=False, default_factory=dict, repr=False)
     _schedule: list[tuple[Scheduled, Watch, Any]] = field(init=False, default_factory=list, repr=False)
     _circuits: dict[int, Circuit] = field(init=False, default_factory=dict, repr=False)
+    _apart: Callable[[Run], AbstractContextManager[object]] = field(init=False, default=nullcontext, repr=False)
+    _strict: bool = field(init=False, default=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("callbacks", "optimizers", "schedulers"):
@@ -219,12 +226,21 @@ class Run:
         """Leave the weights as they are at the end of this window; its gradients are thrown away."""
         self.skipped = reason
 
+    def _key(self, owner: object, what: str) -> str:
+        """A name for something of an owner's that is the same in the next process."""
+        name = name_of(owner)
+        twins = self._owners.setdefault(name, [])
+        if id(owner) not in twins:
+            twins.append(id(owner))
+        return f"{name}.{twins.index(id(owner))}/{what}"
+
     def _blame(self, plan: Plan, event: Event, handler: Handler) -> str:
         owner = name_of(plan.binding(event, handler).owner)
         return f"raised by {owner} at {event.name}, epoch {self.epoch}, step {self.step}"
 
     def close(self) -> None:
         """Let go of the plan and of what listeners kept on the run: long runs switch the garbage collector off."""
+        summarize_failures(self)
         self._plan = Plan({}, {})
         self._batch = None
         self.scratch.clear()

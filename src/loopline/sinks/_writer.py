@@ -107,6 +107,10 @@ class Writer:
             if channel.lost:
                 logger.warning("%r failed: %d records were not written to it.", channel.sink, channel.lost)
 
+    def errors(self) -> list[BaseException]:
+        """The first failure of each sink that failed."""
+        return [channel.error for channel in self._channels.values() if channel.error is not None]
+
     def _add(self, item: Record | Callable[[], None], sinks: Sequence[Sink] = ()) -> None:
         with self._change:
             self._others.append((next(self._order), item, sinks))
@@ -178,6 +182,7 @@ class _Channel:
     resting: bool = False
     in_a_row: int = 0
     warned: bool = False
+    error: BaseException | None = None
     dropped: int = 0
     lost: int = 0
 
@@ -191,6 +196,7 @@ class _Channel:
             self.is_open = True
 
     def failed(self, doing: str, error: BaseException) -> None:
+        self.error = self.error or error
         self.in_a_row += 1
         self.resting = True
         if self.off:

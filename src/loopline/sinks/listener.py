@@ -59,7 +59,7 @@ class Sinks:
 
     def bindings(self, run: Run) -> Iterable[Binding]:
         """The moments of records, and those when sinks are opened, flushed and closed; on rank zero alone."""
-        quiet = partial(Binding, owner=self, ranks="zero", on_error="disable")
+        quiet = partial(Binding, owner=self, ranks="zero", on_error="disable", careful=True)
         # "raise": the errors that come out of these are those of METRICS handlers, which have a policy of their own;
         # and a guarded handler would cost every step two more calls
         recording = partial(Binding, owner=self, ranks="zero", reads=frozenset({"metrics"}))
@@ -179,6 +179,8 @@ class Sinks:
         self._unreadable.clear()
         if writer is not None:
             writer.close(self.deadline_s)
+            if run._strict and (errors := writer.errors()):
+                raise BaseExceptionGroup("sinks failed", errors)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..core.comm import Comm
 
-__all__ = ["Parts", "Strategy", "Traits"]
+__all__ = ["Parts", "Strategy", "Traits", "load_whole", "whole_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,39 @@ class Strategy(Protocol):
         """The parts' state, whole or sharded: the strategy's own business."""
         ...
 
-    def load_state(self, parts: Parts, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+    def load_state(self, parts: Parts, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Put back what `state` gave, or some sections of it; without `strict`, what fits of the model."""
         ...
 
     def close(self) -> None:
         """Release processes and groups."""
         ...
+
+
+def whole_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """The state of a model that is whole in this process, under the names that it has without `torch.compile`."""
+    weights = {_plain(name): value for name, value in model.state_dict().items()}
+    return {"model": weights, **{f"optimizer/{i}": optimizer.state_dict() for i, optimizer in enumerate(optimizers)}}
+
+
+def load_whole(
+    model: nn.Module, optimizers: Sequence[Optimizer], state: Mapping[str, Any], *, strict: bool = True
+) -> None:
+    """Put back what `whole_state` gave, or a part of it; without `strict`, the tensors that fit."""
+    if "model" in state:
+        now, then = model.state_dict(), state["model"]
+        found = {name: then[_plain(name)] for name in now if _plain(name) in then}
+        if not strict:
+            found = {name: value for name, value in found.items() if _fits(value, now[name])}
+        model.load_state_dict(found, strict=strict)
+    for i, optimizer in enumerate(optimizers):
+        if f"optimizer/{i}" in state:
+            optimizer.load_state_dict(state[f"optimizer/{i}"])
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")  # torch.compile puts this in front
+
+
+def _fits(value: object, now: object) -> bool:
+    return getattr(value, "shape", None) == getattr(now, "shape", None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ..core.comm import ALONE, Comm
-from .base import Parts, Strategy, Traits
+from .base import Parts, Strategy, Traits, load_whole, whole_state
 
 __all__ = ["Single", "strategy_of"]
 
@@ -41,13 +41,10 @@ class Single:
         return norm
 
     def state(self, parts: Parts) -> dict[str, Any]:
-        optimizers = {f"optimizer/{i}": optimizer.state_dict() for i, optimizer in enumerate(parts.optimizers)}
-        return {"model": parts.model.state_dict(), **optimizers}
+        return whole_state(parts.model, parts.optimizers)
 
-    def load_state(self, parts: Parts, state: dict[str, Any]) -> None:
-        parts.model.load_state_dict(state["model"])
-        for i, optimizer in enumerate(parts.optimizers):
-            optimizer.load_state_dict(state[f"optimizer/{i}"])
+    def load_state(self, parts: Parts, state: dict[str, Any], *, strict: bool = True) -> None:
+        load_whole(parts.model, parts.optimizers, state, strict=strict)
 
     def close(self) -> None:
         return None

@@ -5,6 +5,7 @@ from .fake_comm import FakeComm, run_ranks
 from .no_sync import SyncFound, no_sync
 from .recorder import Recorder
 from .replay import Asked, Replay, replay
+from .store_contract import StoreContract
 from .tiny import TinyTask, tiny_loader, tiny_stream
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "FakeComm",
     "Recorder",
     "Replay",
+    "StoreContract",
     "SyncFound",
     "TinyTask",
     "drive",
