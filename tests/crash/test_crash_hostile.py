@@ -652,7 +652,6 @@ MISSHAPEN = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="what a state's taker cannot take comes out as whatever error it has")
 def test_a_state_that_its_taker_cannot_take_is_refused_with_an_error_of_ours(folder, newest, tmp_path):
     odd = {}
     for number, (case, (name, change)) in enumerate(MISSHAPEN.items()):
@@ -664,9 +663,6 @@ def test_a_state_that_its_taker_cannot_take_is_refused_with_an_error_of_ours(fol
     assert odd == {}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="torch's fused optimizers write beyond a state that is smaller than its parameter"
-)
 def test_an_optimizers_state_that_is_smaller_than_its_parameter_is_refused(folder, newest):
     """With `fused`, torch writes as many numbers into it as the parameter has, whatever lies there."""
     state = {}

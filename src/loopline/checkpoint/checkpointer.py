@@ -19,11 +19,12 @@ from ..core.run import Run
 from ..core.when import Every, Watch, When
 from ..stores import Store, store_of
 from .codec import Codec, Whole
-from .collect import Loaded, known_metrics, load, put_back, take, weights_of
+from .collect import Loaded, known_metrics, load, take, weights_of
 from .identity import identify, named_in, now, versions
 from .keep import Keep, Latest
 from .manifest import HASHES, Manifest, Ref
 from .owner import Owner
+from .restore import put_back
 from .saving import Flight
 from .shelf import Shelf, Stored
 from .staging import Stage

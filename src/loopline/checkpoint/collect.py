@@ -1,22 +1,20 @@
-"""What a checkpoint keeps of a run, and how a run gets it back."""
+"""What a checkpoint keeps of a run, and how it is read again."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import Damaged, Mismatch
-from ..core.progress import Progress
+from ..core.errors import Damaged
 from ..core.run import Run
 from ..core.stateful import keeps_state, state_key
 from ..data import state_of
 from ..metrics import Mean
 from ..randomness import streams
-from ..strategies import load_whole, whole_state
+from ..strategies import whole_state
 from .blocks import tensors_of
 from .codec import Codec
 from .codecs import codec_named
@@ -29,16 +27,15 @@ __all__ = [
     "GLOBAL",
     "Loaded",
     "Taken",
+    "big_sections",
     "forms_of",
     "known_metrics",
     "load",
-    "put_back",
     "rank_paths",
+    "setup_of",
     "take",
     "weights_of",
 ]
-
-logger = logging.getLogger("loopline")
 
 GLOBAL, BESIDE = "global.json", "global.safetensors"
 
@@ -99,7 +96,7 @@ class Loaded:
 def take(run: Run) -> Taken:
     """The state of a run. Without a copy: it must be staged before training goes on."""
     taken = Taken()
-    for section, state in _big(run).items():
+    for section, state in big_sections(run).items():
         tensors: dict[str, Tensor] = {}
         taken.forms[section] = flatten(section, state, tensors)
         taken.sections[section] = tensors
@@ -138,41 +135,6 @@ def forms_of(stored: Stored) -> tuple[dict[str, Any], list[str]]:
     return said["sections"], said["tensors"]
 
 
-def put_back(run: Run, loaded: Loaded, *, only: Collection[str] = (), allow: Collection[str] = ()) -> None:
-    """Give a run the state of a checkpoint, or some sections of it such as `model`. Nothing is touched on Mismatch."""
-    here = loaded.sections
-    if unknown := [name for name in only if not any(_within(section, [name]) for section in here)]:
-        raise Mismatch(f"The checkpoint has no section {unknown[0]!r}; it has {', '.join(sorted(here))}.")
-    wanted = {section: state for section, state in here.items() if not only or _within(section, only)}
-    _refuse_differences(run, here, wanted, allow)
-    big = {name: wanted[name] for name in _big(run) if name in wanted and _whole(name, allow)}
-    strict = "model" not in allow
-    if run.strategy is not None:
-        run.strategy.load_state(run.parts, big, strict=strict)
-    else:
-        load_whole(run.model, run.optimizers, big, strict=strict)
-    for i, scheduled in enumerate(run.schedulers):
-        if f"scheduler/{i}" in wanted and "schedulers" not in allow:
-            scheduled.scheduler.load_state_dict(wanted[f"scheduler/{i}"])
-    for name, part in (("scaler", run.scaler), ("metrics", run.metrics), ("task", run.task)):
-        if name in wanted and hasattr(part, "load_state_dict"):
-            part.load_state_dict(wanted[name])
-    _put_back_listeners(run, wanted, everything=not only)
-    if only:
-        return
-    run._calls.update(here.get("calls", {}))
-    run.requests.evaluate |= bool(here.get("requests", {}).get("evaluate"))  # an evaluation that was given up
-    for entry in fields(Progress):
-        setattr(run.progress, entry.name, here["progress"][entry.name])
-    run.epoch, run.step = run.progress.epochs, max(0, run.progress.steps - 1)
-    run._streams = loaded.mine.get("rng")
-    run._loader_states = {
-        section.removeprefix("loader/"): state
-        for section, state in loaded.mine.items()
-        if section.startswith("loader/")
-    }
-
-
 def known_metrics(run: Run) -> dict[str, float]:
     """The metrics that can be read without asking anybody: means and plain numbers."""
     metrics: Any = run.metrics
@@ -193,7 +155,7 @@ def rank_paths(rank: int) -> tuple[str, str]:
     return f"rank-{rank:05d}.json", f"rank-{rank:05d}.safetensors"
 
 
-def _big(run: Run) -> dict[str, Any]:
+def big_sections(run: Run) -> dict[str, Any]:
     """The sections that a codec writes: the model and the optimizers."""
     if run.strategy is not None:
         state: dict[str, Any] = run.strategy.state(run.parts)
@@ -203,7 +165,7 @@ def _big(run: Run) -> dict[str, Any]:
 
 def _shared(run: Run) -> Iterable[tuple[str, Any]]:
     yield "progress", asdict(run.progress)
-    yield "setup", _setup(run)
+    yield "setup", setup_of(run)
     for i, scheduled in enumerate(run.schedulers):
         yield f"scheduler/{i}", scheduled.scheduler.state_dict()
     for name, part in (("scaler", run.scaler), ("metrics", run.metrics), ("task", run.task)):
@@ -225,7 +187,7 @@ def _own(run: Run) -> Iterable[tuple[str, Any]]:
         yield "loader/train", state
 
 
-def _setup(run: Run) -> dict[str, Any]:
+def setup_of(run: Run) -> dict[str, Any]:
     """What must be the same when the run goes on, beside the shapes of the model."""
     return {
         "seed": run.seed,
@@ -244,71 +206,8 @@ def _class(given: object) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}"
 
 
-def _refuse_differences(run: Run, here: Mapping[str, Any], wanted: Mapping[str, Any], allow: Collection[str]) -> None:
-    found = dict(_differences(run, here, wanted))
-    for name in list(found):
-        if name in allow:
-            logger.warning("Going on although the %s differs, as allowed: %s", name, found.pop(name))
-    if found:
-        said = "; ".join(f"{name}: {difference}" for name, difference in found.items())
-        raise Mismatch(
-            f"The checkpoint does not belong to what is being trained. {said}. Restore what it was, use another "
-            f"folder, or allow it by name: Checkpointer(..., allow={sorted(found)!r})."
-        )
-
-
-def _differences(run: Run, here: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    if "model" in wanted and (difference := _in_shapes(wanted["model"], _big(run)["model"])):
-        yield "model", difference
-    then, now = here.get("setup", {}), _setup(run)
-    if any(section.startswith("optimizer/") for section in wanted) and then.get("optimizers") != now["optimizers"]:
-        yield "optimizer", f"it had {then.get('optimizers')}, and now there is {now['optimizers']}"
-    if any(section.startswith("scheduler/") for section in wanted) or "progress" in wanted:
-        if then.get("schedulers") != now["schedulers"]:
-            yield "schedulers", f"it had {then.get('schedulers')}, and now there is {now['schedulers']}"
-        for name in ("seed", "accumulate"):
-            if then.get(name) != now[name] and then.get(name) is not None and now[name] is not None:
-                yield name, f"it had {then.get(name)!r}, and now it is {now[name]!r}"
-
-
-def _in_shapes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first tensors that differ."""
-    shapes = [{k: _shape(v) for k, v in state.items() if isinstance(v, Tensor)} for state in (then, now)]
-    names = [name for name in dict.fromkeys([*shapes[0], *shapes[1]]) if shapes[0].get(name) != shapes[1].get(name)]
-    if not names:
-        return None
-    first = [f"{n} was {shapes[0].get(n, 'not there')} and is {shapes[1].get(n, 'not there')}" for n in names[:3]]
-    more = f", and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(first) + more
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _put_back_listeners(run: Run, wanted: Mapping[str, Any], *, everything: bool) -> None:
-    left = {section for section in wanted if section.startswith("callbacks/")}
-    for listener in run.listeners:
-        section = f"callbacks/{state_key(listener)}"
-        if keeps_state(listener) and section in left:
-            listener.load_state_dict(wanted[section])  # type: ignore[attr-defined]
-            left.discard(section)
-        elif keeps_state(listener) and everything and type(listener).__module__.split(".")[0] != "loopline":
-            logger.info("The checkpoint has no state of %s; it begins anew.", section.removeprefix("callbacks/"))
-    for section in sorted(left):
-        logger.warning("The checkpoint has state of %s, which is not attached.", section.removeprefix("callbacks/"))
-
-
 def _small(stored: Stored, path: str) -> dict[str, Tensor]:
     return tensors_of(stored.read(path), path) if path in stored.paths else {}
-
-
-def _within(section: str, names: Collection[str]) -> bool:
-    return any(section == name or section.startswith(f"{name}/") for name in names)
-
-
-def _whole(section: str, allow: Collection[str]) -> bool:
-    return "optimizer" not in allow or not section.startswith("optimizer/")
 
 
 def _texts(given: Any) -> bool:

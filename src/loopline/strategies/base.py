@@ -67,17 +67,17 @@ class Strategy(Protocol):
         ...
 
 
-def whole_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+def whole_state(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """The state of a model that is whole in this process, under the names that it has without `torch.compile`."""
-    weights = {_plain(name): value for name, value in model.state_dict().items()}
+    weights = {} if model is None else {_plain(name): value for name, value in model.state_dict().items()}
     return {"model": weights, **{f"optimizer/{i}": optimizer.state_dict() for i, optimizer in enumerate(optimizers)}}
 
 
 def load_whole(
-    model: nn.Module, optimizers: Sequence[Optimizer], state: Mapping[str, Any], *, strict: bool = True
+    model: nn.Module | None, optimizers: Sequence[Optimizer], state: Mapping[str, Any], *, strict: bool = True
 ) -> None:
     """Put back what `whole_state` gave, or a part of it; without `strict`, the tensors that fit."""
-    if "model" in state:
+    if "model" in state and model is not None:
         now, then = model.state_dict(), state["model"]
         found = {name: then[_plain(name)] for name in now if _plain(name) in then}
         if not strict:
