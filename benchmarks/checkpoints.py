@@ -32,7 +32,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         hashing()
         every_fifty_steps(Path(folder))
-        stall(Path(folder), args.parameters, args.rounds)
+        for threads in sorted({1, torch.get_num_threads()}):
+            stall(Path(folder) / f"{threads}", args.parameters, args.rounds, threads)
 
 
 def hashing() -> None:
@@ -69,50 +70,52 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-def stall(folder: Path, parameters: int, rounds: int) -> None:
-    """One save of a large model while a small one trains on the other work: the call, and the time lost after it."""
-    layers = max(1, parameters // 4_000_000)
-    model = nn.ModuleList(nn.Linear(2000, 2000, bias=False) for _ in range(layers))
-    optimizer = torch.optim.Adam(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    tensors = [*model.parameters(), *(v for s in optimizer.state.values() for v in s.values() if v.numel() > 1)]
+def stall(folder: Path, parameters: int, rounds: int, threads: int) -> None:
+    """Saves of a large model while a small one trains on other work: the call, and what the training loses after it."""
+    torch.set_num_threads(threads)
+    model, optimizer, tensors = large(parameters)
     size = sum(tensor.nbytes for tensor in tensors)
-
-    copy = copying(tensors, rounds)
-
+    kept = [torch.empty_like(tensor) for tensor in tensors]
     train = small_training()
-    idle = statistics.median(timed(train) for _ in range(300))
-    checkpointer = Checkpointer(folder / "large", when=Never(), keep=Latest(1))
+    checkpointer = Checkpointer(folder, when=Never(), keep=Latest(2))
     run = Run(model=model, optimizers=[optimizer], callbacks=[checkpointer])
-    calls, losses, lasted, memory = [], [], [], []
+    rows: list[tuple[float, ...]] = []
     with loop.fit(run):
         before = resident()
         for i in range(rounds + 1):
+            copy = timed(lambda: torch._foreach_copy_(kept, tensors))
+            idle = statistics.median(timed(train) for _ in range(200))
             run.progress.steps = i + 1
-            calls.append(timed(lambda: checkpointer.save(run)))
+            call = timed(lambda: checkpointer.save(run))
             began, steps = time.perf_counter(), 0
             while checkpointer.busy:
                 train()
                 steps += 1
-            lasted.append(time.perf_counter() - began)
-            losses.append(max(0.0, lasted[-1] - steps * idle))
+            lasted = time.perf_counter() - began
             checkpointer.wait()
-            memory.append(resident() - before)
-    call, lost = statistics.median(calls[1:]), statistics.median(losses[1:])
-    print(f"a state of {size / 1e9:.2f} GB: one copy into kept buffers takes {copy:.3f} s")
-    print(f"  first save, which gets the buffers: call {calls[0]:.3f} s")
+            rows.append((copy, call, max(0.0, lasted - steps * idle), lasted))
+        memory = resident() - before - size  # less `kept`, which the first copy has filled
+    copy, call, lost, lasted = (statistics.median(column) for column in zip(*rows[1:], strict=True))
+    print(
+        f"a state of {size / 1e9:.2f} GB, training with {threads} threads: copying it into kept buffers takes {copy:.3f} s"
+    )
+    print(f"  first save, which gets the buffers: call {rows[0][1]:.3f} s")
     print(f"  call                      {call:.3f} s   {call / copy:5.2f} copies   (bar 1.3)")
     print(f"  call and lost in training {call + lost:.3f} s   {(call + lost) / copy:5.2f} copies   (bar 1.8)")
-    print(f"  written after             {statistics.median(lasted[1:]):.3f} s")
-    print(f"  memory kept between saves {memory[-1] / size:.2f} copies   (bar 1)")
+    print(f"  written within            {lasted:.3f} s")
+    print(f"  memory kept between saves {memory / size:.2f} copies   (bar 1)")
 
 
-def copying(tensors: list[torch.Tensor], rounds: int) -> float:
-    kept = [torch.empty_like(tensor) for tensor in tensors]
-    return statistics.median([timed(lambda: torch._foreach_copy_(kept, tensors)) for _ in range(rounds + 1)][1:])
+def large(parameters: int) -> tuple[nn.Module, torch.optim.Optimizer, list[torch.Tensor]]:
+    """A model, Adam after a step, and all tensors of both."""
+    model = nn.ModuleList(nn.Linear(2000, 2000, bias=False) for _ in range(max(1, parameters // 4_000_000)))
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    state = [value for parts in optimizer.state.values() for value in parts.values()]
+    return model, optimizer, [*model.parameters(), *state]
 
 
 def small_training() -> Callable[[], None]:
