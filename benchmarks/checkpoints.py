@@ -96,9 +96,7 @@ def stall(folder: Path, parameters: int, rounds: int, threads: int) -> None:
             rows.append((copy, call, max(0.0, lasted - steps * idle), lasted))
         memory = resident() - before - size  # less `kept`, which the first copy has filled
     copy, call, lost, lasted = (statistics.median(column) for column in zip(*rows[1:], strict=True))
-    print(
-        f"a state of {size / 1e9:.2f} GB, training with {threads} threads: copying it into kept buffers takes {copy:.3f} s"
-    )
+    print(f"a state of {size / 1e9:.2f} GB, training on {threads} threads: a copy into kept buffers takes {copy:.3f} s")
     print(f"  first save, which gets the buffers: call {rows[0][1]:.3f} s")
     print(f"  call                      {call:.3f} s   {call / copy:5.2f} copies   (bar 1.3)")
     print(f"  call and lost in training {call + lost:.3f} s   {(call + lost) / copy:5.2f} copies   (bar 1.8)")

@@ -41,30 +41,6 @@ FILES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A run's folder, which nobody changes."""
-    return whole.make(tmp_path_factory.mktemp("made") / "run")
-
-
-@pytest.fixture(scope="module")
-def uncut(tmp_path_factory):
-    """What a training comes to that was never interrupted."""
-    return whole.train(tmp_path_factory.mktemp("uncut"), whole.WHOLE)
-
-
-@pytest.fixture
-def folder(made, tmp_path):
-    """A copy that may be damaged."""
-    return whole.copied(made, tmp_path / "run")
-
-
-@pytest.fixture
-def newest(folder):
-    """The folder of the newest checkpoint."""
-    return whole.checkpoints(folder)[NEWEST]
-
-
 @pytest.fixture
 def went_on(folder, caplog):
     """Trains to the end, and gives what that came to, from which step it went on, and what was set aside."""

@@ -41,30 +41,6 @@ MODEL, OPTIMIZER = "tensors/model.safetensors", "tensors/optimizer-0.safetensors
 FILES = [GLOBAL, "global.safetensors", MINE, "rank-00000.safetensors", MODEL, OPTIMIZER]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A run's folder, which nobody changes."""
-    return whole.make(tmp_path_factory.mktemp("made") / "run")
-
-
-@pytest.fixture(scope="module")
-def uncut(tmp_path_factory):
-    """What a training comes to that was never interrupted."""
-    return whole.train(tmp_path_factory.mktemp("uncut"), whole.WHOLE)
-
-
-@pytest.fixture
-def folder(made, tmp_path):
-    """A copy for a stranger to write into."""
-    return whole.copied(made, tmp_path / "run")
-
-
-@pytest.fixture
-def newest(folder):
-    """The folder of the newest checkpoint."""
-    return whole.checkpoints(folder)[NEWEST]
-
-
 @pytest.fixture
 def outside(tmp_path):
     """A folder that no run has anything to do with."""
