@@ -121,7 +121,7 @@ class Trainer:
         if self.seed is not None and earlier is None:
             seed_everything(self.seed)
         run = self._new_run(training=True, earlier=earlier)
-        run.resume = resume if earlier is None else "never"  # type: ignore[assignment]  # it was looked at above
+        run.resume = resume if isinstance(resume, str) else "auto"
         train = self._placed(train if self.checkpoint is None else self._exact(train))
         due = self.evaluate.watch()
         if validation is not None:

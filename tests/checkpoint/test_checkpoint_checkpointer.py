@@ -262,3 +262,11 @@ def test_marks_that_count_calls_go_on_counting():
 
     store = MemoryStore()
     assert (count(MemoryStore(), 6), count(store, 3) + count(store, 6)) == ([0, 2, 4], [0, 2, 4])
+
+
+def test_a_fit_that_goes_on_from_an_earlier_run_of_the_process_stays_the_same_run():
+    store, task = MemoryStore(), TinyTask()
+    trainer = Trainer(task, seed=1, progress=False, checkpoint=Checkpointer(store, keep=All()))
+    first = trainer.fit(tiny_loader(), epochs=1)
+    trainer.fit(tiny_loader(), epochs=3, resume=first)
+    assert (steps_of(store), list(store.keys("run"))) == ([5, 10, 15], ["run.json"])

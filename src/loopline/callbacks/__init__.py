@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .clip import ClipValue as ClipValue
     from .early_stopping import EarlyStopping as EarlyStopping
     from .gradient_stats import GradientStats as GradientStats
+    from .keyed_steps import KeyedSteps as KeyedSteps
     from .lambda_ import Lambda as Lambda
     from .lr_monitor import LRMonitor as LRMonitor
     from .model_summary import ModelSummary as ModelSummary
@@ -33,6 +34,7 @@ _ROOMS = {
     "ClipValue": "clip",
     "EarlyStopping": "early_stopping",
     "GradientStats": "gradient_stats",
+    "KeyedSteps": "keyed_steps",
     "LRMonitor": "lr_monitor",
     "Lambda": "lambda_",
     "ModelSummary": "model_summary",
@@ -55,6 +57,7 @@ __all__ = [
     "ClipValue",
     "EarlyStopping",
     "GradientStats",
+    "KeyedSteps",
     "LRMonitor",
     "Lambda",
     "ModelSummary",
