@@ -90,6 +90,7 @@ class Checkpointer:
         self._run_id = ""
         self._flight: Flight | None = None
         self._failures = 0
+        self._failed: BaseException | None = None
         self._saved_at: tuple[Any, ...] | None = None
 
     def bindings(self, run: Run) -> Iterable[Binding]:
@@ -152,7 +153,7 @@ class Checkpointer:
     def _setup(self, run: Run) -> None:
         if run.comm.world_size > 1:
             raise LooplineError("A Checkpointer serves runs of one process; this one has several.")
-        self._due, self._failures, self._saved_at = self.when.watch(), 0, None
+        self._due, self._failures, self._failed, self._saved_at = self.when.watch(), 0, None, None
         self._probe()
         self._owner = Owner.take(self.store)
         self.store.sweep()
@@ -221,8 +222,10 @@ class Checkpointer:
         if self.when.units and run.status in ("completed", "stopped") and not run.mid_step:
             self.save(run, "the end of training")
         self._settle()
-        if self._failures:
-            raise SaveFailed(f"The last checkpoint could not be written to {self.store.name}; the log says why.")
+        if self._failed is not None:
+            raise SaveFailed(
+                f"The last checkpoint could not be written to {self.store.name}: {self._failed}"
+            ) from self._failed
 
     def _teardown(self, run: Run) -> None:
         try:
@@ -264,9 +267,9 @@ class Checkpointer:
             return
         flight.join()
         if flight.ref is not None:
-            self.last, self._failures = flight.ref, 0
+            self.last, self._failures, self._failed = flight.ref, 0, None
             return
-        self._failures += 1
+        self._failures, self._failed = self._failures + 1, flight.error
         self._saved_at = None
         if isinstance(flight.error, RunLocked) or not isinstance(flight.error, LooplineError | OSError):
             raise flight.error  # type: ignore[misc]  # one of the two is there
