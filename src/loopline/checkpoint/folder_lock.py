@@ -53,6 +53,8 @@ class FolderLock:
                     undo.pop_all()
                     return cls(path, held)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreError(f"{path} cannot be written: disk full ({error.strerror}). Free some space.") from error
             if error.errno not in _NO_LOCKS:
                 raise StoreError(
                     f"{path} cannot be locked, so nothing can be written into this folder: {error}. It must be an "
