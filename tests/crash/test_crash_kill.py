@@ -73,3 +73,16 @@ def test_a_run_killed_again_and_again_goes_on_bit_for_bit(config, uncut, tmp_pat
         assert computed - batches <= most
         survived, runs, redone = survived + kills, runs + 1, redone + computed - batches
     print(f"{survived} kills in {runs} runs survived, {redone} batches computed again")
+
+
+@pytest.mark.parametrize(
+    ("broken", "same"),
+    [(None, True), (training.streams_are_not_put_back, False), (training.the_position_is_off_by_one, False)],
+    ids=["whole", "streams", "position"],
+)
+def test_a_restore_that_is_broken_is_found_out_by_the_same_comparison(broken, same, uncut, tmp_path):
+    config = training.CONFIGS[1]
+    for given in ({"dies_at": 7}, {"broken": broken}):
+        training.in_a_process(training.train, tmp_path, config, **given).join(120)
+    weights, losses, _ = training.read(tmp_path)
+    assert ((weights, losses) == uncut[config][:2]) is same

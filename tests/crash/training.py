@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from loopline import Callback, Every, Run, Scheduled, SupervisedTask, Trainer
+from loopline import Callback, Every, Run, Scheduled, SupervisedTask, Trainer, loop
 from loopline.checkpoint import Checkpointer, Latest
 
 STEPS_BETWEEN = 3
@@ -76,9 +76,33 @@ class Losses(Callback):
         os.close(self.file)
 
 
-def train(folder: Path, config: Config, **given: Any) -> Run:
+class Dies(Callback):
+    """Kills its own process in the middle of a batch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_after_backward(self, run: Run) -> None:
+        if run.progress.batches == self.batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def streams_are_not_put_back() -> None:
+    """A restore that is broken on purpose."""
+    loop._put_back_streams = lambda run: None
+
+
+def the_position_is_off_by_one() -> None:
+    """A restore that is broken on purpose."""
+    start = loop.start
+    loop.start = lambda loader, epoch, index, state=None: start(loader, epoch, index + (index > 0), state)
+
+
+def train(folder: Path, config: Config, *, dies_at: int | None = None, broken: Any = None, **given: Any) -> Run:
     """Train to the end, from the newest checkpoint that there is; the weights' hash is left in `done`."""
     torch.set_num_threads(1)
+    if broken is not None:
+        broken()
     folder.mkdir(exist_ok=True)
     data = Points(augment=config.augment)
     # by fork, as in a process that was started in the plain way
@@ -102,7 +126,7 @@ def train(folder: Path, config: Config, **given: Any) -> Run:
         seed=7,
         accumulate=config.accumulate,
         checkpoint=checkpointer,
-        callbacks=[Losses(folder / "losses.txt")],
+        callbacks=[Losses(folder / "losses.txt"), *([] if dies_at is None else [Dies(dies_at)])],
         progress=False,
     )
     run = trainer.fit(loader, [(data.x, (data.x.sum(dim=1) > 0).long())], epochs=EPOCHS)
