@@ -27,7 +27,7 @@ def state():
     """What a run must leave as it found it."""
     woken = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(woken)
-    return [*map(signal.getsignal, (SIGTERM, SIGUSR1, SIGINT)), woken, *threading.enumerate()]
+    return [*map(signal.getsignal, (SIGTERM, SIGUSR1, SIGINT)), woken]
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +36,10 @@ def heard():
     came: list[int] = []
     handlers = {number: lambda number, frame: came.append(number) for number in (SIGTERM, SIGUSR1, SIGINT)}
     outside = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    before = state()
+    before, threads = state(), set(threading.enumerate())
     try:
         yield came
-        assert state() == before
+        assert (state(), set(threading.enumerate()) - threads) == (before, set())
     finally:
         for number, handler in outside.items():
             signal.signal(number, handler)
