@@ -428,13 +428,13 @@ def test_the_check_catches_what_is_left_behind():
         def on_teardown(self, run):
             pass
 
-    before, forgets, run = state(), Forgets(), Run()
+    before, threads, forgets, run = state(), set(threading.enumerate()), Forgets(), Run()
     forgets.on_setup(run)
     forgets.on_teardown(run)
-    after = state()
+    after, left = state(), set(threading.enumerate()) - threads
     Preempt.on_teardown(forgets, run)
-    assert [now == then for now, then in zip(after, before, strict=False)][:4] == [False] * 4
-    assert len(after) == len(before) + 1
+    same = [now == then for now, then in zip(after, before, strict=True)]
+    assert (same, [thread.name for thread in left]) == ([False] * 4, ["loopline-preempt"])
 
 
 def test_it_costs_a_step_nothing():
