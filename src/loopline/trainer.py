@@ -18,7 +18,7 @@ from .core.event import STEP_END
 from .core.progress import Progress, Requests
 from .core.run import Resume, Run, Stage
 from .core.when import Every, Watch, When
-from .data import Placed
+from .data import Placed, exactly
 from .metrics import Intake, Metrics
 from .randomness import seed_everything
 from .sinks import Sink, Sinks
@@ -252,8 +252,6 @@ class Trainer:
 
     def _exact(self, loader: Iterable[Any]) -> Iterable[Any]:
         """The loader, such that its batches follow from the seed and the position."""
-        from .data import exactly
-
         exact: Iterable[Any] = exactly(loader, self.seed, allow=self.checkpoint.allow)  # type: ignore[union-attr]
         return exact
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import whole
 
 from loopline import Never, Run, loop
-from loopline.checkpoint import Checkpointer, Latest
+from loopline.checkpoint import Checkpointer
 from loopline.core.errors import LooplineError
 
 FULL = bool(os.environ.get("LOOPLINE_FULL"))
@@ -40,16 +41,7 @@ class Faults:
 def two_saves(folder: Path) -> list[int]:
     """The steps whose checkpoints were reported as committed, up to the error that ends the run."""
     committed: list[int] = []
-    model = torch.nn.Linear(2, 2)
-    checkpointer = Checkpointer(folder, when=Never(), keep=Latest(1), max_failed_saves=2)
-    run = Run(model=model, callbacks=[checkpointer])
-    with loop.fit(run):
-        for step in (1, 2):
-            run.progress.steps = step
-            torch.nn.init.constant_(model.weight, step)
-            checkpointer.save(run)
-            if (ref := checkpointer.wait()) is not None and ref.step == step:
-                committed.append(step)
+    whole.two_saves(folder, committed.append, max_failed_saves=2)
     return committed
 
 

@@ -15,10 +15,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import whole
 from states import recording, trees
 
-from loopline import Never, Run, loop
-from loopline.checkpoint import Checkpointer, Latest
+from loopline.checkpoint import Checkpointer
 from loopline.checkpoint.collect import load
 from loopline.checkpoint.saving import Flight
 from loopline.checkpoint.shelf import Attempt, Shelf
@@ -32,21 +32,11 @@ MOST = 400 if FULL else 24  # outcomes of one moment
 def two_saves(folder: Path, weaken=None):
     """Save twice, with retention of one, and give what was asked of the system, marked where a commit was reported."""
     folder.mkdir()
-    model = torch.nn.Linear(2, 2)
     with pytest.MonkeyPatch.context() as patch, recording(patch) as found:
         if weaken is not None:
             weaken(patch)
         root = found.node(str(folder))
-        store = LocalStore(folder)
-        checkpointer = Checkpointer(store, when=Never(), keep=Latest(1))
-        run = Run(model=model, callbacks=[checkpointer])
-        with loop.fit(run):
-            for step in (1, 2):
-                run.progress.steps = step
-                torch.nn.init.constant_(model.weight, step)
-                checkpointer.save(run)
-                checkpointer.wait()
-                found.note(step)
+        whole.two_saves(LocalStore(folder), found.note)
     return found, root
 
 

@@ -145,7 +145,7 @@ def test_the_check_finds_a_policy_that_removes_what_is_pinned(monkeypatch):
     world.do("save", 0, -1)
     world.do("pin", 0, -1)
     monkeypatch.setattr(Shelf, "pins", lambda shelf: {})
-    pinned = world.shelf.names()[0]
+    pinned = world.shelf.committed()[0]
     world.do("save", 0, -1)
     monkeypatch.undo()
     assert pinned not in world.shelf.committed()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 
 import pytest
 import torch
+import whole
 from tests.stores.fault_proxy import FAULTS
 
-from loopline import Never, Run, loop
-from loopline.checkpoint import Checkpointer, Latest
+from loopline import Run, loop
+from loopline.checkpoint import Checkpointer
 from loopline.core.errors import LooplineError
 
 FULL = bool(os.environ.get("LOOPLINE_FULL"))
@@ -21,18 +23,8 @@ QUICK = {name: fault for name, fault in FAULTS.items() if not name.startswith("h
 def two_saves(store) -> list[int]:
     """The steps whose checkpoints were reported as committed, up to the error that ends the run."""
     committed: list[int] = []
-    model = torch.nn.Linear(2, 2)
-    checkpointer = Checkpointer(store, when=Never(), keep=Latest(1), max_failed_saves=2)
-    try:
-        with loop.fit(Run(model=model, callbacks=[checkpointer])) as run:
-            for step in (1, 2):
-                run.progress.steps = step
-                torch.nn.init.constant_(model.weight, step)
-                checkpointer.save(run)
-                if (ref := checkpointer.wait()) is not None and ref.step == step:
-                    committed.append(step)
-    except LooplineError:
-        pass  # a clean failure
+    with suppress(LooplineError):  # a clean failure
+        whole.two_saves(store, committed.append, max_failed_saves=2)
     return committed
 
 

@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import nn
 
-from loopline import Callback, Every, Never, Run, Scheduled, SupervisedTask, Trainer
+from loopline import Callback, Every, Never, Run, Scheduled, SupervisedTask, Trainer, loop
 from loopline.callbacks import EarlyStopping
 from loopline.checkpoint import Checkpointer, Latest, Whole
 from loopline.checkpoint.collect import Loaded, load
@@ -74,6 +74,20 @@ def train(store: Store | Path, steps: int, *, save: bool = False, resume: Any = 
     for tensor in [*model.state_dict().values(), *torch.utils._pytree.tree_leaves(optimizer.state_dict())]:
         found.update(tensor.numpy().tobytes() if isinstance(tensor, torch.Tensor) else repr(tensor).encode())
     return found.hexdigest()
+
+
+def two_saves(store: Store | Path, committed: Callable[[int], object], **given: Any) -> None:
+    """Save a model whose weights say the step at steps 1 and 2, keep the newest, and report each that is committed."""
+    model = nn.Linear(2, 2)
+    checkpointer = Checkpointer(store, when=Never(), keep=Latest(1), **given)
+    run = Run(model=model, callbacks=[checkpointer])
+    with loop.fit(run):
+        for step in (1, 2):
+            run.progress.steps = step
+            nn.init.constant_(model.weight, step)
+            checkpointer.save(run)
+            if (ref := checkpointer.wait()) is not None and ref.step == step:
+                committed(step)
 
 
 def checkpoints(folder: Path) -> dict[str, Path]:

@@ -17,6 +17,7 @@ from ..core.callback import Callback, on
 from ..core.errors import LooplineError
 from ..core.run import Run
 from ..metrics import Watched
+from ..strategies import plain_name
 from ._watching import Mode, check_mode, from_scratch, improves
 
 __all__ = ["SaveBest"]
@@ -170,21 +171,17 @@ def _model(run: Run) -> Any:
     return getattr(run.task, "model", run.model)
 
 
-def _name(key: str) -> str:
-    return key.replace("_orig_mod.", "")  # torch.compile puts this in front
-
-
 def _plain(run: Run) -> dict[str, Tensor]:
     """The model's tensors on the cpu, none of which shares memory with another."""
     state = _model(run).state_dict()
     # what a module keeps beside its tensors has no place in this format
-    return apart({_name(key): value for key, value in state.items() if isinstance(value, Tensor)})
+    return apart({plain_name(key): value for key, value in state.items() if isinstance(value, Tensor)})
 
 
 def _load(run: Run, weights: Mapping[str, Tensor]) -> None:
     model = _model(run)
     state = model.state_dict()
-    model.load_state_dict({k: weights[_name(k)] if isinstance(v, Tensor) else v for k, v in state.items()})
+    model.load_state_dict({k: weights[plain_name(k)] if isinstance(v, Tensor) else v for k, v in state.items()})
 
 
 def _finite(tensors: Any) -> bool:

@@ -8,8 +8,10 @@ from .codec import Codec, Whole
 __all__ = ["codec_named"]
 
 
-def codec_named(name: str) -> Codec:
-    """A codec, by the name that manifests have for it."""
+def codec_named(name: str, given: Codec | None = None) -> Codec:
+    """A codec, by the name that manifests have for it: the one that is given, if it is that."""
+    if given is not None and given.name == name:
+        return given
     if name == Whole.name:
         return Whole()
     from .dcp import Dcp  # torch's DCP takes a second to import

@@ -14,7 +14,7 @@ from ..core.stateful import keeps_state, state_key
 from ..data import state_of
 from ..metrics import Mean
 from ..randomness import streams
-from ..strategies import whole_state
+from ..strategies import plain_name, whole_state
 from .blocks import tensors_of
 from .codec import Codec
 from .codecs import codec_named
@@ -113,9 +113,7 @@ def take(run: Run) -> Taken:
 def load(stored: Stored, codec: Codec, rank: int) -> Loaded:
     """Read everything that a rank needs, verified; Damaged if it is not as it was committed."""
     forms, big = forms_of(stored)
-    if codec.name != stored.manifest.codec:
-        codec = codec_named(stored.manifest.codec)
-    tensors = codec.read(big, stored) | _small(stored, BESIDE)
+    tensors = codec_named(stored.manifest.codec, codec).read(big, stored) | _small(stored, BESIDE)
     text, beside = rank_paths(rank)
     mine = loads(bytes(stored.read(text)), f"{stored.manifest.name}/{text}")
     if not isinstance(mine, dict):
@@ -147,7 +145,7 @@ def weights_of(run: Run) -> frozenset[str]:
     if run.model is None:
         return frozenset()
     named = run.model.named_parameters(remove_duplicate=False)
-    return frozenset(f"model/{name.replace('_orig_mod.', '')}" for name, _ in named)
+    return frozenset(f"model/{plain_name(name)}" for name, _ in named)
 
 
 def rank_paths(rank: int) -> tuple[str, str]:

@@ -92,9 +92,8 @@ def _one(stored: Stored, codec: Codec | None) -> tuple[Stored, dict[str, Any]]:
         forms, big = forms_of(stored)
         if "model" not in big or "model" not in forms:
             raise Mismatch(f"Checkpoint {name} holds no model; it has {', '.join(sorted(forms))}.")
-        if codec is None or codec.name != stored.manifest.codec:
-            codec = codec_named(stored.manifest.codec)
-        state = unflatten(forms["model"], codec.read(["model"], stored))
+        tensors = codec_named(stored.manifest.codec, codec).read(["model"], stored)
+        state = unflatten(forms["model"], tensors)
         if not isinstance(state, dict):
             raise Damaged(f"{name}/{GLOBAL} keeps the model as something else than a dict.")
     except Damaged:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..core.errors import Damaged, NewerFormat, NoSuchKey, StoreError
 from ..stores import Store, store_of
 from .identity import named_in
-from .manifest import MANIFEST, NAME, Manifest, Ref
+from .manifest import NAME, Manifest, Ref
 from .shelf import Shelf, Stored
 
 __all__ = ["Listed", "State", "find", "is_there", "list_checkpoints"]
@@ -77,7 +76,7 @@ def is_there(stored: Stored) -> bool:
 def _listed(store: Store, *, verify: bool) -> tuple[list[Listed], bool]:
     """What one listing shows, and whether some of it was gone when it was looked at."""
     shelf = Shelf(store)
-    seen = [_look(shelf, name, committed=committed) for name, committed in _attempts(store)]
+    seen = [_look(shelf, name, committed=committed) for name, committed in shelf.attempts().items()]
     found = [listed for listed in seen if listed is not None]
     readable = [listed.manifest for listed in found if listed.manifest is not None]
     run_id = _run_id(store, readable)
@@ -118,16 +117,6 @@ def _name(store: Store, said: str) -> str:
             f"or one of: {known}."
         )
     return pins[said]
-
-
-def _attempts(store: Store) -> Iterator[tuple[str, bool]]:
-    """Every attempt, and whether it has a manifest: of one listing, so that the two fit."""
-    files = defaultdict(set)
-    for key in store.keys("checkpoints/"):
-        _, name, *path = key.split("/")
-        if path and NAME.fullmatch(name):
-            files[name].add("/".join(path))
-    return ((name, MANIFEST in paths) for name, paths in files.items())
 
 
 def _look(shelf: Shelf, name: str, *, committed: bool) -> Listed | None:

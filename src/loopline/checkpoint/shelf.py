@@ -32,15 +32,18 @@ class Shelf:
 
     store: Store
 
-    def names(self) -> list[str]:
-        """Every attempt, committed or not, by step."""
-        parts = (key.split("/") for key in self.store.keys(f"{_ROOM}/"))
-        return sorted({part[1] for part in parts if len(part) > 2 and NAME.fullmatch(part[1])})
+    def attempts(self) -> dict[str, bool]:
+        """Every attempt by step, and whether it is committed: of one listing, so that the two fit."""
+        found: dict[str, bool] = {}
+        for key in self.store.keys(f"{_ROOM}/"):
+            _, name, *path = key.split("/")
+            if path and NAME.fullmatch(name):
+                found[name] = found.get(name, False) or path == [MANIFEST]
+        return dict(sorted(found.items()))
 
     def committed(self) -> list[str]:
         """Those that have a manifest, by step."""
-        parts = (key.split("/") for key in self.store.keys(f"{_ROOM}/"))
-        return sorted(part[1] for part in parts if part[2:] == [MANIFEST] and NAME.fullmatch(part[1]))
+        return [name for name, committed in self.attempts().items() if committed]
 
     def refs(self) -> list[Ref]:
         """The committed ones whose manifest can be read, oldest first."""
@@ -74,7 +77,7 @@ class Shelf:
 
     def sweep(self) -> list[str]:
         """Remove what was begun and never committed. Only for the one who has the right to write."""
-        begun = sorted(set(self.names()) - set(self.committed()))
+        begun = [name for name, committed in self.attempts().items() if not committed]
         for name in begun:
             self.remove(name)
         return begun

@@ -1,6 +1,6 @@
 """Where a model lives and how its numbers are kept: devices, processes, precision."""
 
-from .base import Parts, Strategy, Traits, load_whole, whole_state
+from .base import Parts, Strategy, Traits, load_whole, plain_name, whole_state
 from .precision import Bf16, Fp16, Fp32, Precision, precision_of
 from .single import Single, strategy_of
 
@@ -14,6 +14,7 @@ __all__ = [
     "Strategy",
     "Traits",
     "load_whole",
+    "plain_name",
     "precision_of",
     "strategy_of",
     "whole_state",

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..core.comm import Comm
 
-__all__ = ["Parts", "Strategy", "Traits", "load_whole", "whole_state"]
+__all__ = ["Parts", "Strategy", "Traits", "load_whole", "plain_name", "whole_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Strategy(Protocol):
 
 def whole_state(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """The state of a model that is whole in this process, under the names that it has without `torch.compile`."""
-    weights = {} if model is None else {_plain(name): value for name, value in model.state_dict().items()}
+    weights = {} if model is None else {plain_name(name): value for name, value in model.state_dict().items()}
     return {"model": weights, **{f"optimizer/{i}": optimizer.state_dict() for i, optimizer in enumerate(optimizers)}}
 
 
@@ -79,7 +79,7 @@ def load_whole(
     """Put back what `whole_state` gave, or a part of it; without `strict`, the tensors that fit."""
     if "model" in state and model is not None:
         now, then = model.state_dict(), state["model"]
-        found = {name: then[_plain(name)] for name in now if _plain(name) in then}
+        found = {name: then[plain_name(name)] for name in now if plain_name(name) in then}
         if not strict:
             found = {name: value for name, value in found.items() if _fits(value, now[name])}
         model.load_state_dict(found, strict=strict)
@@ -88,8 +88,9 @@ def load_whole(
             optimizer.load_state_dict(state[f"optimizer/{i}"])
 
 
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")  # torch.compile puts this in front
+def plain_name(name: str) -> str:
+    """A name in a model's state as it is without `torch.compile`, which puts a part of its own into it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _fits(value: object, now: object) -> bool:
